@@ -1,0 +1,208 @@
+"""Every knob of a run, with its unit and its limits. Imports nothing of ours and no torch.
+
+One dataclass per YAML section. A field's `metadata["help"]` is its documentation: `docs/config.md`
+is generated from it. Values are checked by `config.py` (from YAML) and by `SFTArguments` (in Python).
+"""
+
+from __future__ import annotations
+
+from collections.abc import KeysView
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from sft_toolkit.training_args import SFTArguments as SFTArguments
+
+Format = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text", "tokenized"]
+Supervise = Literal["assistant", "last_assistant", "completion", "all"]
+TooLong = Literal["drop", "error", "truncate_right", "truncate_prompt_left", "cut_at_turn"]
+OnBadRow = Literal["error", "drop"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Strategy = Literal["auto", "none", "ddp", "zero1", "zero2", "zero3", "fsdp"]
+Offload = Literal[False, "cpu", "nvme"]
+
+
+class Documentation(dict[str, Any]):
+    """Metadata of a field: limits are found by name, but only the help is listed.
+
+    HfArgumentParser hands every listed entry to argparse, which knows no limits.
+    """
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """The entries that argparse understands."""
+        return {"help": self["help"]}.keys()
+
+
+def knob(default: Any, help: str, **limits: Any) -> Any:
+    """A dataclass field with its documentation and limits in the metadata.
+
+    Limits are `minimum` and `maximum`, both inclusive; `required`; and `kind`: the value is a name known to `registry`
+    under that kind, so a registered name or a dotted path stands beside the choices of the type.
+    """
+    metadata = Documentation(help=help, **limits)
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class ModelArguments:
+    """Section `model`: which weights, tokenizer and template."""
+
+    name_or_path: str = knob("", "Folder or hub id of the base model.", required=True)
+    revision: str | None = knob(None, "Branch, tag or commit of a hub model.")
+    gguf_file: str | None = knob(None, "File name of a GGUF inside `name_or_path`; weights are dequantised on load.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
+        "auto", "Dtype of the loaded weights. auto: fp32 when all weights are trained, else the training precision."
+    )
+    attn_implementation: str = knob("auto", "Attention of transformers (sdpa, eager, flash_attention_2, ...).")
+    trust_remote_code: bool = knob(False, "Run Python code that the model folder ships. Only if you read it.")
+    chat_template: str | None = knob(
+        None, "Jinja file that replaces the tokenizer's chat template; saved with the model."
+    )
+
+
+@dataclass
+class SourceArguments:
+    """One entry of `data.train` or `data.eval`."""
+
+    path: str = knob(
+        "", "File, glob or hub id. JSONL, JSON, CSV and Parquet are recognised by their suffix.", required=True
+    )
+    split: str = knob("train", "Split of a hub data set.")
+    subset: str | None = knob(None, "Configuration (subset) of a hub data set, e.g. main.")
+    revision: str | None = knob(None, "Branch, tag or commit of a hub data set.")
+    format: Format = knob("auto", "Row layout; auto looks at the columns of all rows.", kind="format")
+    columns: dict[str, str] = knob(dict, "Column names: {ours: theirs}.")
+    roles: dict[str, str] = knob(dict, "Role names of this file: {theirs: ours}.")
+    weight: float = knob(1.0, "Sampling weight of this source; 1.0 keeps every row once.", minimum=0.0)
+    max_rows: int | None = knob(None, "Read at most this many rows.", minimum=1)
+
+
+@dataclass
+class PreparationArguments:
+    """How a row becomes tokens; shared by the YAML section `data` and by `SFTArguments`."""
+
+    supervise: Supervise = knob("assistant", "Which text is learned.")
+    max_length: int = knob(2048, "Longest row, in tokens.", minimum=2)
+    too_long: TooLong = knob("drop", "What happens to a longer row; always counted.")
+    on_bad_row: OnBadRow = knob("error", "A row that can't be read or rendered: stop, or drop and count it.")
+    packing: bool = knob(False, "Fill each row of max_length with several documents that never see one another.")
+
+
+@dataclass
+class DataArguments(PreparationArguments):
+    """Section `data`: the sources and how they are prepared."""
+
+    train: list[SourceArguments] = knob(list, "Training data: a path, a list of paths, or a list of mappings.")
+    eval: dict[str, list[SourceArguments]] = knob(dict, "Held-out data, by name; a single source is named 'eval'.")
+    val_split: float | None = knob(None, "Held-out part of `train`: a share below 1 or a number of rows.", minimum=0.0)
+    format: Format = knob("auto", "Row layout of every source that names none.", kind="format")
+    streaming: bool = knob(False, "Tokenise on the fly instead of once into the cache.")
+    cache_dir: str | None = knob(None, "Token cache; default ~/.cache/sft_toolkit.")
+
+
+@dataclass
+class LoraArguments:
+    """Section `lora`. Any further field of `peft.LoraConfig` may stand beside these; see `extra`."""
+
+    r: int | None = knob(None, "Rank of the update matrices; default 16, or the rank of `adapter`.", minimum=1)
+    alpha: float | None = knob(
+        None,
+        "Scale numerator; the update is scaled by alpha / r. Default: a scale of 2, or that of `adapter`.",
+        minimum=0.0,
+    )
+    dropout: float = knob(0.0, "Dropout on the adapter's input.", minimum=0.0, maximum=1.0)
+    targets: str | list[str] = knob("auto", "auto, all-linear, a regular expression, or module names.")
+    modules_to_save: list[str] = knob(list, "Modules trained in full and saved with the adapter.")
+    variant: Literal["lora", "rslora", "dora", "pissa", "olora"] = knob("lora", "Kind of adapter.")
+    adapter: str | None = knob(None, "Folder of a saved adapter to continue from.")
+    save_merged: bool = knob(False, "After training, also write the merged plain model to `merged/`.")
+    extra: dict[str, Any] = knob(dict, "Other fields of peft.LoraConfig, passed through unchanged.")
+
+
+@dataclass
+class DistributedArguments:
+    """Section `distributed`: what the launcher is expected to have started."""
+
+    strategy: Strategy = knob("auto", "auto takes what the launcher started.")
+    offload_optimizer: Offload = knob(False, "Where ZeRO keeps the optimizer state.")
+    offload_param: Offload = knob(False, "Where ZeRO-3 keeps the parameters.")
+    nvme_path: str | None = knob(None, "Folder on a local NVMe disk, for offload to nvme.")
+    deepspeed: str | None = knob(None, "DeepSpeed JSON file; replaces the one built from `strategy`.")
+    backend: str = knob("auto", "Backend of torch.distributed (nccl, gloo, hccl, ...).")
+    num_processes: int | None = knob(None, "Expected world size; a different one is an error.", minimum=1)
+
+
+@dataclass
+class EvaluationArguments:
+    """Section `evaluation`: answers generated for held-out rows, before and after training."""
+
+    generate: int = knob(0, "Held-out rows to answer; 0 generates nothing.", minimum=0)
+    metrics: list[str] = knob(lambda: ["exact_match", "token_f1"], "Metrics by registered name.", kind="metric")
+    max_new_tokens: int = knob(128, "Longest answer, in tokens.", minimum=1)
+    batch_size: int = knob(8, "Rows answered at once.", minimum=1)
+    show: int = knob(3, "Answers printed.", minimum=0)
+
+
+@dataclass
+class CallbackArguments:
+    """One entry of `callbacks`: a registered name or a dotted path, with its options."""
+
+    name: str = knob("", "Registered name or dotted path of a class.", kind="callback")
+    options: dict[str, Any] = knob(dict, "Keyword arguments of its constructor.")
+
+
+@dataclass
+class TrainingExtras:
+    """What section `training` takes beside every field of `transformers.TrainingArguments`."""
+
+    global_batch_size: int | None = knob(
+        None, "Rows (packed: bins) of one update over all ranks; accumulation is computed from it.", minimum=1
+    )
+    precision: Precision = knob(
+        "auto", "auto: bf16 where the device is fast in it, else fp16 with a notice, fp32 on CPU."
+    )
+    resume: str = knob("auto", "auto continues from the newest good checkpoint, never starts anew, or a folder.")
+    stop_after_nonfinite: int = knob(
+        3, "Stop after this many consecutive updates with a NaN or infinite loss or gradient.", minimum=1
+    )
+
+
+# Limits of fields that transformers.TrainingArguments takes unchecked and fails on, or worse trains on, much later.
+TRAINING_LIMITS: dict[str, dict[str, float]] = {
+    "per_device_train_batch_size": {"minimum": 1},
+    "per_device_eval_batch_size": {"minimum": 1},
+    "gradient_accumulation_steps": {"minimum": 1},
+    "num_train_epochs": {"minimum": 0},
+    "max_steps": {"minimum": -1},
+    "learning_rate": {"minimum": 0},
+    "warmup_steps": {"minimum": 0},
+    "weight_decay": {"minimum": 0},
+    "adam_beta1": {"minimum": 0, "maximum": 1},
+    "adam_beta2": {"minimum": 0, "maximum": 1},
+    "adam_epsilon": {"minimum": 0},
+    "max_grad_norm": {"minimum": 0},
+    "label_smoothing_factor": {"minimum": 0, "maximum": 1},
+    "logging_steps": {"minimum": 0},
+    "eval_steps": {"minimum": 0},
+    "save_steps": {"minimum": 0},
+    "save_total_limit": {"minimum": 1},
+    "seed": {"minimum": 0},
+    "data_seed": {"minimum": 0},
+    "dataloader_num_workers": {"minimum": 0},
+}
+
+
+def field_names(section: type) -> list[str]:
+    """Names of a section's fields, in the order of the documentation."""
+    return [f.name for f in fields(section)]
+
+
+def __getattr__(name: str) -> Any:
+    # SFTArguments inherits from TrainingArguments, whose import takes seconds; --help must not pay for it.
+    if name == "SFTArguments":
+        from sft_toolkit.training_args import SFTArguments
+
+        return SFTArguments
+    raise AttributeError(f"module 'sft_toolkit.args' has no attribute '{name}'")

@@ -1,0 +1,102 @@
+"""A YAML or JSON file and the overrides of the command line -> checked arguments; and back to text.
+
+Strict: an unknown key, a value of the wrong type, a missing file are errors that name the place and what would be
+right; all are reported at once, before torch or transformers is imported. How it is read: `config_file/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
+
+from sft_toolkit._version import __version__
+from sft_toolkit.args import (
+    CallbackArguments,
+    DataArguments,
+    DistributedArguments,
+    EvaluationArguments,
+    LoraArguments,
+    ModelArguments,
+)
+from sft_toolkit.config_file import checks, sections
+from sft_toolkit.config_file.findings import Findings
+from sft_toolkit.config_file.overrides import apply_override
+from sft_toolkit.config_file.tree import read_tree
+from sft_toolkit.config_file.written import callbacks_as_written, lora_as_written, to_yaml
+
+
+@dataclass
+class RunConfig:
+    """A whole run. `lora` is None for a full fine-tune; `training` holds what the user wrote, typed, and no defaults.
+
+    Paths stand as written: relative to the working directory, `~` unexpanded.
+    """
+
+    model: ModelArguments
+    data: DataArguments
+    lora: LoraArguments | None
+    training: dict[str, Any]
+    distributed: DistributedArguments = field(default_factory=DistributedArguments)
+    callbacks: list[CallbackArguments] = field(default_factory=list)
+    evaluation: EvaluationArguments = field(default_factory=EvaluationArguments)
+    path: str = field(default="", compare=False)
+
+
+def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and check a configuration.
+
+    Args:
+        path: a YAML file, or JSON where the name ends in `.json`.
+        overrides: `section.key=value`, applied in order; the value is read as the field's type.
+
+    Raises:
+        ConfigError: with all problems, each as `run.yaml:12: training.learning_rat: what is wrong; what is right`.
+    """
+    findings = Findings(str(path))
+    tree = read_tree(str(path), findings)
+    for override in overrides:
+        apply_override(tree, override, findings)
+    nodes = sections.split_sections(tree, findings)
+    distributed = sections.read_plain(nodes.get("distributed"), "distributed", DistributedArguments, findings)
+    config = RunConfig(
+        model=sections.read_plain(nodes.get("model"), "model", ModelArguments, findings),
+        data=sections.read_data(nodes.get("data"), findings),
+        lora=sections.read_lora(nodes.get("lora"), findings),
+        training=sections.read_training(nodes.get("training"), distributed, findings),
+        distributed=distributed,
+        callbacks=sections.read_callbacks(nodes.get("callbacks"), findings),
+        evaluation=sections.read_plain(nodes.get("evaluation"), "evaluation", EvaluationArguments, findings),
+        path=str(path),
+    )
+    checks.check_model(config.model, findings)
+    checks.check_data(config.data, findings)
+    checks.check_lora(config.lora, findings)
+    checks.check_training(config.training, findings)
+    checks.check_distributed(config.distributed, config.training, findings)
+    checks.check_held_out(config.data, config.training, config.evaluation, findings)
+    findings.raise_any()
+    return config
+
+
+def resolved_yaml(config: RunConfig, training: Mapping[str, Any] | None = None) -> str:
+    """The full configuration as YAML: loading it again gives an equal RunConfig (a hub token apart, which is left out).
+
+    Args:
+        config: what was loaded.
+        training: the training section that really ran (`training_args.as_written`), instead of what the user wrote.
+    """
+    ran = dict(config.training if training is None else training)
+    ran.pop("hub_token", None)
+    document = {
+        "model": asdict(config.model),
+        "data": asdict(config.data),
+        "lora": lora_as_written(config.lora),
+        "training": ran,
+        "distributed": asdict(config.distributed),
+        "callbacks": callbacks_as_written(config.callbacks),
+        "evaluation": asdict(config.evaluation),
+    }
+    header = f"# The whole run, written by sft_toolkit {__version__}. Running this file again is the same run.\n"
+    return header + to_yaml(document)

@@ -1,0 +1,205 @@
+"""Things that a configuration names: callbacks, metrics, row formats, samplers, losses.
+
+A name is looked up among what `@register` recorded, what ships with the toolkit, what installed packages declare under
+the entry point group `sft_toolkit.<kind>`, and last as a dotted path. Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, TypeVar
+
+from sft_toolkit.errors import ConfigError
+from sft_toolkit.hints import did_you_mean
+
+Registered = TypeVar("Registered")
+
+KINDS = ("callback", "metric", "format", "sampler", "loss")
+BUILT_IN: dict[str, dict[str, str]] = {
+    "callback": {
+        "complete": "sft_toolkit.callbacks.complete.CompleteCallback",
+        "curve": "sft_toolkit.callbacks.curve.CurveCallback",
+        "health": "sft_toolkit.callbacks.health.NonFiniteGuard",
+        "interrupt": "sft_toolkit.callbacks.interrupt.InterruptCallback",
+        "manifest": "sft_toolkit.callbacks.manifest.ManifestCallback",
+        "metrics_file": "sft_toolkit.callbacks.metrics_file.MetricsFileCallback",
+        "progress": "sft_toolkit.callbacks.progress.ProgressCallback",
+        "samples": "sft_toolkit.callbacks.samples.SamplesCallback",
+    },
+    "metric": {
+        "exact_match": "sft_toolkit.evaluation.metrics.ExactMatch",
+        "json_fields": "sft_toolkit.evaluation.metrics.JsonFields",
+        "json_validity": "sft_toolkit.evaluation.metrics.JsonValidity",
+        "rouge_l": "sft_toolkit.evaluation.metrics.RougeL",
+        "token_f1": "sft_toolkit.evaluation.metrics.TokenF1",
+    },
+    "format": {
+        "alpaca": "sft_toolkit.data.layouts.alpaca.from_alpaca",
+        "messages": "sft_toolkit.data.layouts.messages.from_messages",
+        "prompt_completion": "sft_toolkit.data.layouts.plain.from_prompt_completion",
+        "sharegpt": "sft_toolkit.data.layouts.sharegpt.from_sharegpt",
+        "text": "sft_toolkit.data.layouts.plain.from_text",
+        "tokenized": "sft_toolkit.data.layouts.tokenized.from_tokenized",
+    },
+    "sampler": {},
+    "loss": {},
+}
+_registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+
+
+def register(kind: str, name: str) -> Callable[[Registered], Registered]:
+    """Decorator that makes a class or function known by a name: `@register("metric", "bleu")`.
+
+    Registering the same thing again (a notebook cell that is run twice) replaces it.
+
+    Raises:
+        ConfigError: an unknown kind, or a name that another object has.
+    """
+    _check_kind(kind)
+
+    def record(thing: Registered) -> Registered:
+        holder = _registered[kind].get(name)
+        taken_by = BUILT_IN[kind].get(name) if holder is None else _path_of(holder)
+        if taken_by is not None and taken_by != _path_of(thing):
+            raise ConfigError(f"{kind} '{name}': the name is taken by {taken_by}; choose another one")
+        _registered[kind][name] = thing
+        return thing
+
+    return record
+
+
+def lookup(kind: str, name: str) -> Any:
+    """The object of a name; imports it where it is not yet imported.
+
+    Raises:
+        ConfigError: nothing has this name (with the known names), or what it names can't be imported.
+    """
+    _check_kind(kind)
+    if name in _registered[kind]:
+        return _registered[kind][name]
+    if name in BUILT_IN[kind]:
+        return _from_path(kind, BUILT_IN[kind][name])
+    plugin = _plugins(kind).get(name)
+    if plugin is not None:
+        return _from_plugin(kind, plugin)
+    if "." in name:
+        return _from_path(kind, name)
+    raise ConfigError(str(unknown(kind, name)))
+
+
+def known(kind: str) -> list[str]:
+    """All names of a kind, sorted; dotted paths work beside them."""
+    _check_kind(kind)
+    return sorted({*_registered[kind], *BUILT_IN[kind], *_plugins(kind)})
+
+
+def unknown(kind: str, name: str) -> str | None:
+    """Why a name can't be looked up, found out without importing it; None where nothing speaks against it."""
+    names = known(kind)
+    if name in names:
+        return None
+    parts = name.split(".")
+    if len(parts) == 1 or not all(part.isidentifier() for part in parts):
+        listed = ", ".join(names) or "none"
+        others = f"(known: {listed}; or a dotted path such as my.module.Thing)"
+        return f"unknown {kind} '{name}'{did_you_mean(name, names)} {others}"
+    if parts[0] != "__main__" and find_spec(parts[0]) is None:
+        return _no_module(kind, name, parts[0])
+    return None
+
+
+def build(kind: str, name: str, options: Mapping[str, Any]) -> Any:
+    """The object of a name, called with its options.
+
+    Raises:
+        ConfigError: an unknown name; an option that it does not take, that it misses, or whose value it refuses.
+    """
+    thing = lookup(kind, name)
+    if not callable(thing):
+        raise ConfigError(f"{kind} '{name}': {thing!r} can't be called; expected a class or a function")
+    problems = _option_problems(thing, options)
+    if problems:
+        raise ConfigError([f"{kind} '{name}': {problem}" for problem in problems])
+    try:
+        return thing(**options)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{kind} '{name}': {error}") from error
+
+
+def _option_problems(thing: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(thing).parameters.values()
+    except ValueError:  # some types written in C have none
+        return []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    accepted = [p.name for p in named]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    listed = f"accepted: {', '.join(accepted)}" if accepted else "it takes no options"
+    problems = [
+        f"unknown option '{option}'{did_you_mean(option, accepted)} ({listed})"
+        for option in options
+        if option not in accepted and not takes_any
+    ]
+    required = [p.name for p in named if p.default is p.empty]
+    return problems + [f"missing option '{option}' ({listed})" for option in required if option not in options]
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ConfigError(f"unknown kind '{kind}'{did_you_mean(kind, KINDS)} (kinds: {', '.join(KINDS)})")
+
+
+def _plugins(kind: str) -> dict[str, EntryPoint]:
+    return {plugin.name: plugin for plugin in entry_points(group=f"sft_toolkit.{kind}")}
+
+
+def _from_plugin(kind: str, plugin: EntryPoint) -> Any:
+    try:
+        return plugin.load()
+    except (ImportError, AttributeError) as error:
+        package = plugin.dist.name if plugin.dist else "an installed package"
+        raise ConfigError(f"{kind} '{plugin.name}' of {package}: {plugin.value} can't be imported: {error}") from error
+
+
+def _from_path(kind: str, path: str) -> Any:
+    """`package.module.Class` or `package.module.Class.method`."""
+    parts = path.split(".")
+    module: ModuleType | None = None
+    for depth in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:depth])
+        try:
+            module = import_module(module_name)
+        except ModuleNotFoundError as error:
+            # Only the module looked for may be missing; one that it imports itself is another mistake.
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise ConfigError(f"{kind} '{path}': {module_name} can't be imported: {error}") from error
+            continue
+        except ImportError as error:
+            raise ConfigError(f"{kind} '{path}': {module_name} can't be imported: {error}") from error
+        return _attribute(kind, path, module, parts[depth:])
+    raise ConfigError(_no_module(kind, path, parts[0]))
+
+
+def _attribute(kind: str, path: str, module: ModuleType, names: list[str]) -> Any:
+    thing: Any = module
+    for name in names:
+        if not hasattr(thing, name):
+            public = [candidate for candidate in dir(thing) if not candidate.startswith("_")]
+            raise ConfigError(f"{kind} '{path}': {module.__name__} has no '{name}'{did_you_mean(name, public)}")
+        thing = getattr(thing, name)
+    return thing
+
+
+def _no_module(kind: str, path: str, module: str) -> str:
+    return f"{kind} '{path}': no module named '{module}'; is its folder on PYTHONPATH?"
+
+
+def _path_of(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', repr(thing))}"

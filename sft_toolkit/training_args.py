@@ -1,0 +1,256 @@
+"""`SFTArguments`: TrainingArguments of transformers with our fields, and the step from a configuration to it.
+
+Where a default differs from that of transformers, the field or the method that sets it says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from sft_toolkit.args import (
+    TRAINING_LIMITS,
+    DataArguments,
+    DistributedArguments,
+    PreparationArguments,
+    TrainingExtras,
+    field_names,
+    knob,
+)
+from sft_toolkit.deepspeed_config import build_deepspeed_config, choose_deepspeed_config, read_deepspeed_config
+from sft_toolkit.errors import ConfigError
+from sft_toolkit.limits import beyond, problems_in
+from sft_toolkit.precision import choose, current_device
+
+logger = logging.getLogger(__name__)
+
+# The variables by which accelerate learns of its launcher's world size.
+_WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_TRUE = ("1", "true", "yes", "on", "y", "t")
+
+
+# repr=False keeps TrainingArguments' own, which hides tokens.
+@dataclass(repr=False)
+class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
+    """`transformers.TrainingArguments` (positional order and all) with the fields of this toolkit.
+
+    Defaults that differ: activation checkpointing is on (non-reentrant), the precision is chosen for the device, the
+    CPU is used where there is nothing else, losses are logged every 10 steps and never filtered.
+
+    Raises:
+        ConfigError: a value outside its limits, or arguments that contradict each other.
+        ValueError: what TrainingArguments itself refuses.
+    """
+
+    # None is "not given": an explicit false asks for fp32, and must not be overruled by precision: auto.
+    bf16: bool = field(default=None, metadata={"help": "Mixed precision in bf16; see precision."})  # type: ignore[assignment]
+    fp16: bool = field(default=None, metadata={"help": "Mixed precision in fp16; see precision."})  # type: ignore[assignment]
+    # 500 steps are longer than many fine-tunes.
+    logging_steps: float = field(default=10, metadata={"help": "Updates between two log events."})
+    # The filter replaces a NaN by the running mean: divergence looks like a flat curve. It also costs a
+    # synchronisation each micro-batch.
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide NaN and infinite losses."})
+    zero_stage: int | None = knob(None, "Builds a DeepSpeed configuration of this ZeRO stage (1, 2, 3).")
+    offload_optimizer: bool | str = knob(False, "Where ZeRO keeps the optimizer state: true is 'cpu', or 'nvme'.")
+    offload_param: bool | str = knob(False, "Where ZeRO-3 keeps the parameters: true is 'cpu', or 'nvme'.")
+    nvme_path: str | None = knob(None, "Folder on a local NVMe disk, for offload to nvme.")
+
+    def __post_init__(self) -> None:
+        self._check_values()
+        self._use_what_is_there()
+        self._checkpoint_activations()
+        self._build_deepspeed()
+        self._compute_accumulation()
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        self._check_world()
+
+    def _check_values(self) -> None:
+        problems = problems_in(self, TrainingExtras, PreparationArguments)
+        for name, limits in TRAINING_LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Real):
+                problems.append(f"{name}: expected a number, not {value!r}")
+            elif reason := beyond(value, limits):
+                problems.append(f"{name}: {reason}")
+        if problems:
+            raise ConfigError(problems)
+
+    def _use_what_is_there(self) -> None:
+        # Without use_cpu on a machine that has only a CPU, each of several ranks believes that it is alone.
+        device = current_device(self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in _TRUE)
+        self.use_cpu = device.kind == "cpu"
+        if self.use_cpu and _processes_started() == 1:
+            # Accelerate takes a named backend on the CPU for a group, and fails where none was started.
+            self.ddp_backend = None
+        launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        choice = choose(self.precision, self.bf16, self.fp16, launcher, device)
+        self.precision, self.bf16, self.fp16 = choice.name, choice.name == "bf16", choice.name == "fp16"
+        if os.environ.get("RANK", "0") == "0":
+            level = logging.WARNING if choice.is_notice else logging.INFO
+            logger.log(level, "precision: %s (%s)", choice.name, choice.reason)
+
+    def _checkpoint_activations(self) -> None:
+        # On by default: one more forward a step, and only one layer's activations are kept, so that long rows fit
+        # wherever the model does. Non-reentrant: correct with frozen inputs (LoRA) and under DDP.
+        given = (
+            self.activation_checkpointing if self.activation_checkpointing is not None else self.gradient_checkpointing
+        )
+        if given is None:
+            self.activation_checkpointing = given = True
+        options = self.activation_checkpointing_kwargs or self.gradient_checkpointing_kwargs or {}
+        if given and isinstance(options, dict):
+            self.activation_checkpointing_kwargs = {"use_reentrant": False, **options}
+
+    def _build_deepspeed(self) -> None:
+        if self.zero_stage is None:
+            asked = [name for name in ("offload_optimizer", "offload_param", "nvme_path") if getattr(self, name)]
+            if asked:
+                raise ConfigError([f"{name}: needs zero_stage (1, 2 or 3)" for name in asked])
+            return
+        built = build_deepspeed_config(self.zero_stage, self.offload_optimizer, self.offload_param, self.nvme_path)
+        # A copy of the arguments (dataclasses.replace, to_dict) brings the dictionary that was built for the first.
+        if self.deepspeed and self.deepspeed != built:
+            raise ConfigError(f"zero_stage: {self.zero_stage} contradicts deepspeed; keep one of them")
+        self.deepspeed = built
+
+    def _compute_accumulation(self) -> None:
+        if self.global_batch_size is None:
+            return
+        if self.auto_find_batch_size:
+            raise ConfigError(
+                "global_batch_size contradicts auto_find_batch_size, which changes the batch of an update"
+            )
+        steps = accumulation_steps(self.global_batch_size, self.per_device_train_batch_size, self._expected_replicas())
+        if self.gradient_accumulation_steps not in (1, steps):
+            raise ConfigError(
+                f"gradient_accumulation_steps: {self.gradient_accumulation_steps} contradicts global_batch_size: "
+                f"{self.global_batch_size}, which takes {steps}; keep one of them"
+            )
+        self.gradient_accumulation_steps = steps
+
+    def _expected_replicas(self) -> int:
+        """Copies of the model that see different rows; asked before the process group starts, since DeepSpeed's
+        settings hold the product."""
+        started = _processes_started()
+        if started == 1 and not self.use_cpu and not self.deepspeed:
+            # One process that sees several GPUs feeds them all (DataParallel).
+            started = max(1, torch.cuda.device_count())
+        return started // self._model_parallel_size()
+
+    def _model_parallel_size(self) -> int:
+        return 1 if self.parallelism_config is None else int(self.parallelism_config.non_data_parallel_size)
+
+    def _check_world(self) -> None:
+        if self.global_batch_size is None:
+            return
+        replicas = self.world_size * max(1, self.n_gpu) // self._model_parallel_size()
+        rows = self.per_device_train_batch_size * self.gradient_accumulation_steps * replicas
+        if rows != self.global_batch_size:
+            raise ConfigError(
+                f"global_batch_size: {self.global_batch_size} was planned for another number of processes than the "
+                f"{self.world_size} that run; set gradient_accumulation_steps instead"
+            )
+
+
+def _processes_started() -> int:
+    """The world size by the group that exists, else by what the launcher says."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return next((int(os.environ[name]) for name in _WORLD_SIZE if os.environ.get(name)), 1)
+
+
+def accumulation_steps(global_batch_size: int, per_device: int, replicas: int) -> int:
+    """Micro-batches of one update: `global_batch_size / (per_device * replicas)`.
+
+    Raises:
+        ConfigError: the division leaves a rest; names the nearest sizes that don't.
+    """
+    at_once = per_device * replicas
+    steps, rest = divmod(global_batch_size, at_once)
+    if rest == 0:
+        return steps
+    nearest = [size for size in (steps * at_once, (steps + 1) * at_once) if size > 0]
+    processes = "process" if replicas == 1 else "processes"
+    raise ConfigError(
+        f"global_batch_size: {global_batch_size} is no multiple of {at_once} "
+        f"(per_device_train_batch_size {per_device} x {replicas} {processes}); "
+        f"nearest: {' or '.join(str(size) for size in nearest)}"
+    )
+
+
+def arguments_from(training: dict[str, Any], data: DataArguments, distributed: DistributedArguments) -> SFTArguments:
+    """The sections of a configuration as SFTArguments; starts the process group, as TrainingArguments does.
+
+    Raises:
+        ConfigError: what SFTArguments or TrainingArguments refuse.
+    """
+    values = {**training, **{name: getattr(data, name) for name in field_names(PreparationArguments)}}
+    values.update(_distributed_values(training, distributed))
+    try:
+        args = SFTArguments(**values)
+    except ConfigError as error:
+        raise ConfigError([f"training.{problem}" for problem in error.problems]) from error
+    except (ValueError, TypeError, NotImplementedError, OSError) as error:
+        # transformers speaks of command line options and of its enums: --save_strategy, SaveStrategy.STEPS.
+        reason = re.sub(
+            r"\w+Strategy\.([A-Z_]+)", lambda name: name[1].lower(), re.sub(r"--([a-z])", r"\1", str(error))
+        )
+        raise ConfigError(f"training: {reason}") from error
+    steps = training.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
+    if steps != args.gradient_accumulation_steps:
+        raise ConfigError(
+            f"training.gradient_accumulation_steps: {steps} contradicts global_batch_size: {args.global_batch_size}, "
+            f"which takes {args.gradient_accumulation_steps}; keep one of them"
+        )
+    return args
+
+
+def _distributed_values(training: dict[str, Any], distributed: DistributedArguments) -> dict[str, Any]:
+    """What section `distributed` says, in the fields of TrainingArguments."""
+    values: dict[str, Any] = {}
+    if distributed.backend != "auto":
+        values["ddp_backend"] = distributed.backend
+    settings = choose_deepspeed_config(distributed, os.environ)
+    own = training.get("deepspeed")
+    if settings is not None and own is not None:
+        raise ConfigError(
+            f"training.deepspeed contradicts distributed.strategy: {distributed.strategy}; keep one of them"
+        )
+    if settings is not None or own is not None:
+        values["deepspeed"] = read_deepspeed_config(own) if settings is None and own is not None else settings
+    if distributed.strategy == "fsdp" and os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in _TRUE:
+        values["fsdp"] = training.get("fsdp", True)
+    if isinstance(training.get("parallelism_config"), dict):
+        from accelerate.parallelism_config import ParallelismConfig
+
+        values["parallelism_config"] = ParallelismConfig(**training["parallelism_config"])
+    return values
+
+
+# Objects, and keys that another key or section decides: written back only as the user wrote them.
+_AS_GIVEN = ("accelerator_config", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "ddp_backend")
+# `precision` says it, the new name says it, the launcher says it, a secret.
+_NEVER = ("bf16", "fp16", "gradient_checkpointing", "gradient_checkpointing_kwargs", "local_rank", "hub_token")
+
+
+def as_written(args: SFTArguments, training: dict[str, Any]) -> dict[str, Any]:
+    """Section `training` in full, with what was chosen automatically: read again, it gives equal arguments.
+
+    Args:
+        args: the arguments that ran.
+        training: the section that they were made from.
+    """
+    names = [*(f.name for f in fields(TrainingArguments)), *field_names(TrainingExtras)]
+    left_out = {*_AS_GIVEN, *_NEVER, "resume_from_checkpoint"}
+    if args.global_batch_size is not None:
+        left_out.add("gradient_accumulation_steps")
+    values = args.to_dict()  # type: ignore[no-untyped-call]
+    written = {name: values[name] for name in names if name not in left_out}
+    return {**written, **{name: training[name] for name in _AS_GIVEN if name in training}}
