@@ -1,0 +1,167 @@
+"""What a chat template writes around turns, learned once from conversations whose texts are one letter long.
+
+No table of model families: the template itself is asked. What it appends for `add_generation_prompt=True` is the
+assistant's header; the control token after an assistant's text closes the turn; what two user turns have in common
+before their text is the user's header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from sft_toolkit.data.conversation import RowError
+from sft_toolkit.data.spans import Grammar, Layout, Marker, Unproven, unmark
+
+Render = Callable[[Sequence[dict[str, Any]], bool], str]  # (messages, add_generation_prompt) -> text
+
+
+def learn(render: Render, specials: Sequence[str], added: Sequence[str]) -> Grammar:
+    """The grammar of the template behind `render`.
+
+    Args:
+        render: raises RowError where the template refuses the messages.
+        specials: the tokenizer's special tokens.
+        added: all its added tokens; some models close turns with one that is not flagged as special.
+
+    Raises:
+        Unproven: the template can't render one user turn with one assistant turn, or leaves one out.
+    """
+    lead = _leading_roles(render)
+    one, two = [*lead, "assistant"], [*lead, "assistant", "user", "assistant"]
+    single, pair = plain_layout(render, one), _attempt(render, two) or plain_layout(render, one)
+    for layout, roles in ((single, one), (pair, two)):
+        if len(layout.slots) not in (len(roles), len(one)):
+            raise Unproven("the chat template leaves out or repeats a plain user or assistant message")
+    special_tokens, added_tokens = pattern(specials), pattern(added)
+    user = len(lead) - 1
+    before_user, after_last = single.before(user), single.before(-1)
+    again = pair.before(user + 2) if len(pair.slots) == len(two) else after_last
+
+    header = _generation_header(render, lead, special_tokens)
+    closings = added_tokens.findall(after_last)[:1]
+    openings = {*special_tokens.findall(header), *special_tokens.findall(before_user)[-1:]}
+    closings += [token for token in added_tokens.findall(again)[:1] if token not in {*openings, *closings}]
+    calls = _layout_of_call(render, lead)
+    if calls and not set(closings).intersection(added_tokens.findall(calls.before(-1))):
+        closings += special_tokens.findall(calls.before(-1))[-1:]
+
+    first_user, second_user = _atoms(before_user, special_tokens), _atoms(again, special_tokens)
+    user_header = _common_end(first_user, second_user, closings) if len(pair.slots) == len(two) else ""
+    return Grammar(
+        headers=_headers(header, [single.before(user + 1), pair.before(user + 1)]),
+        closings=tuple(closings),
+        shows_calls=calls is not None,
+        controls=pattern([*specials, *closings]),
+        initials=frozenset(token[0] for token in (*specials, *closings) if token),
+        user_header=user_header,
+        default_system=_default_system(render, before_user, user_header, special_tokens) if user == 0 else "",
+    )
+
+
+def plain_layout(render: Render, roles: Sequence[str], prompt: bool = False) -> Layout:
+    """The layout of a conversation of these roles whose texts are one letter long."""
+    marker = Marker()
+    return unmark(render(marker.mark(_letters(roles)), prompt), marker.owners)
+
+
+def _letters(roles: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": "x"} for role in roles]
+
+
+def pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Finds any of the tokens, the longer ones first; nothing where there are none."""
+    ordered = sorted({token for token in tokens if token}, key=lambda token: (-len(token), token))
+    return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+
+
+def _leading_roles(render: Render) -> list[str]:
+    """Roles that a plain conversation begins with: some templates demand a system message."""
+    for roles in (["user"], ["system", "user"]):
+        layout = _attempt(render, [*roles, "assistant"])
+        if layout is not None:
+            return roles
+    try:
+        plain_layout(render, ["user", "assistant"])
+    except RowError as error:
+        raise Unproven(f"the chat template refuses one user turn with one assistant turn: {error}") from error
+    raise AssertionError("unreachable: the attempt above failed with a RowError")
+
+
+def _attempt(render: Render, roles: Sequence[str], prompt: bool = False) -> Layout | None:
+    try:
+        return plain_layout(render, roles, prompt)
+    except RowError:
+        return None
+
+
+def _layout_of_call(render: Render, lead: list[str]) -> Layout | None:
+    """The layout of a conversation that ends with a tool call; None where the template does not show the call."""
+    # Mistral's templates demand an id of nine characters.
+    call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"a": "x"}}}
+    messages = [*_letters(lead), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    marker = Marker()
+    try:
+        layout = unmark(render(marker.mark(messages), False), marker.owners)
+    except (RowError, Unproven):
+        return None
+    shown = [slot.message for slot in layout.slots]
+    return layout if shown.count(len(lead)) == 2 and shown[-1] == len(lead) else None
+
+
+def _generation_header(render: Render, lead: list[str], specials: re.Pattern[str]) -> str:
+    """What `add_generation_prompt=True` adds after a user's turn, whole control tokens compared as one."""
+    ended, prompted = _attempt(render, lead), _attempt(render, lead, prompt=True)
+    if ended is None or prompted is None:
+        return ""
+    without, with_prompt = (_atoms(layout.before(-1), specials) for layout in (ended, prompted))
+    return "".join(with_prompt[_same(without, with_prompt) :])
+
+
+def _atoms(text: str, specials: re.Pattern[str]) -> list[str]:
+    """The text's characters, with each control token in one piece."""
+    atoms: list[str] = []
+    at = 0
+    for match in specials.finditer(text):
+        atoms += [*text[at : match.start()], match.group()]
+        at = match.end()
+    return [*atoms, *text[at:]]
+
+
+def _same(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many leading items are equal."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _headers(header: str, before_assistants: Iterable[str]) -> tuple[str, ...]:
+    """The generation header and, where a rendered turn does not show all of it, the part that it shows.
+
+    Some templates end the inference prompt with an opened reasoning block that finished turns don't have.
+    """
+    headers = {header} if header.strip() else set()
+    for text in before_assistants:
+        if header not in text:
+            shown = next((header[:n] for n in range(len(header), 0, -1) if text.endswith(header[:n])), "")
+            headers |= {shown} if any(map(str.isalnum, shown)) else set()
+    return tuple(sorted(headers, key=len, reverse=True))
+
+
+def _common_end(first: list[str], second: list[str], closings: Iterable[str]) -> str:
+    """The longest common ending of two texts given as atoms, from after the last token in it that closes a turn."""
+    common = "".join(first[len(first) - _same(first[::-1], second[::-1]) :])
+    for closing in closings:
+        common = common.rpartition(closing)[2]
+    return common.lstrip()
+
+
+def _default_system(render: Render, before_user: str, user_header: str, specials: re.Pattern[str]) -> str:
+    """The text that stands where a system message would, in a conversation that has none."""
+    layout = _attempt(render, ["system", "user"])
+    if layout is None or not user_header or not layout.slots or layout.slots[0].message != 0:
+        return ""
+    lead = layout.before(0)
+    if not before_user.startswith(lead):
+        return ""
+    return specials.split(before_user[len(lead) :].removesuffix(user_header))[0].strip()

@@ -1,0 +1,45 @@
+"""Layout `tokenized`: `input_ids` with `labels` or a mask of what is learned."""
+
+from __future__ import annotations
+
+from sft_toolkit.data.conversation import IGNORED, RowError, TokenRow
+from sft_toolkit.data.layouts.values import Row, describe, list_of, required
+
+MASKS = ("loss_mask", "assistant_masks", "assistant_mask", "completion_mask")
+
+
+def from_tokenized(row: Row) -> TokenRow:
+    """`labels` as they are, or made from the first mask of `MASKS` (1 = learned); padding is taken off.
+
+    Padding is where `attention_mask` is 0, never where an id looks like padding.
+    """
+    ids = _integers(row, "input_ids", smallest=0)
+    mask = next((name for name in MASKS if row.get(name) is not None), None)
+    if row.get("labels") is not None:
+        labels = _integers(row, "labels", smallest=IGNORED)
+    elif mask is not None:
+        chosen = _same_length(_integers(row, mask, smallest=0), ids, mask)
+        labels = [i if on else IGNORED for i, on in zip(ids, chosen, strict=True)]
+    else:
+        known = ", ".join(("labels", *MASKS))
+        raise RowError(f"beside input_ids one of {known} is needed; to learn every token, repeat input_ids as labels")
+    labels = _same_length(labels, ids, "labels")
+    if row.get("attention_mask") is None:
+        return TokenRow(ids, labels)
+    real = _same_length(_integers(row, "attention_mask", smallest=0), ids, "attention_mask")
+    kept = [i for i, on in enumerate(real) if on]
+    return TokenRow([ids[i] for i in kept], [labels[i] for i in kept])
+
+
+def _integers(row: Row, column: str, smallest: int) -> list[int]:
+    values = list_of(required(row, column), column)
+    for index, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+            raise RowError(f"{column}[{index}] is {describe(value)}, not an integer of at least {smallest}")
+    return values
+
+
+def _same_length(values: list[int], ids: list[int], column: str) -> list[int]:
+    if len(values) != len(ids):
+        raise RowError(f"input_ids has {len(ids)} tokens, {column} has {len(values)}")
+    return values

@@ -1,0 +1,141 @@
+"""What exactly is trained, for the eye: prepared rows in the terminal, as JSON lines, or as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from sft_toolkit.data.collate import IGNORED
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring tokens of one kind.
+
+    Attributes:
+        text: what they decode to, special tokens spelled out.
+        start, stop: their positions in the row.
+        supervised: they are learned.
+        special: they are control tokens, such as `<|im_end|>`.
+    """
+
+    text: str
+    start: int
+    stop: int
+    supervised: bool
+    special: bool
+
+
+def records(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[dict[str, Any]]:
+    """The first `rows` rows of a token data set, each as
+
+    `{"row": N, "source": FILE, "input_ids": [...], "labels": [...], "supervised": [TEXT, ...]}`,
+    where `supervised` holds the decoded text of each unbroken run of learned tokens.
+    """
+    for row in tokens.select(range(min(rows, len(tokens)))):
+        ids, labels = row["input_ids"], row["labels"]
+        runs = groupby(range(len(ids)), key=lambda i: labels[i] != IGNORED)
+        supervised = [_decode(tokenizer, [ids[i] for i in run]) for learned, run in runs if learned]
+        yield {
+            "row": row["row"],
+            "source": row["source"],
+            "input_ids": ids,
+            "labels": labels,
+            "supervised": supervised,
+        }
+
+
+def json_lines(shown: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """One JSON object a line, without a line end."""
+    return (json.dumps(record, ensure_ascii=False) for record in shown)
+
+
+def pieces(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
+    """The row's text, cut wherever supervision or the kind of token changes."""
+    ids, labels = record["input_ids"], record["labels"]
+    control = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
+    result = []
+    before = ""
+    for (supervised, special), run in groupby(range(len(ids)), key=lambda i: (labels[i] != IGNORED, ids[i] in control)):
+        positions = list(run)
+        start, stop = positions[0], positions[-1] + 1
+        # Decoded from the start of the row, because some tokenizers strip the first blank of whatever they decode.
+        after = _decode(tokenizer, ids[:stop])
+        text = after.removeprefix(before) if after.startswith(before) else _decode(tokenizer, ids[start:stop])
+        result.append(Piece(text, start, stop, supervised, special))
+        before = after
+    return result
+
+
+def terminal(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase, color: bool) -> str:
+    """A row for the terminal: what is learned is green, control tokens are inverted, the rest is dim.
+
+    Without colour, what is learned stands between the brackets of `MARKS`.
+    """
+    lines = [title(record), "".join(_painted(piece, color) for piece in pieces(record, tokenizer))]
+    return "\n".join(lines)
+
+
+MARKS = ("⟦", "⟧")
+_GREEN, _DIM, _INVERTED, _RESET = "\033[32m", "\033[2m", "\033[7m", "\033[0m"
+
+
+def _painted(piece: Piece, color: bool) -> str:
+    if not color:
+        return piece.text.join(MARKS) if piece.supervised else piece.text
+    style = (_GREEN if piece.supervised else _DIM) + (_INVERTED if piece.special else "")
+    # Styles end at each line end, so that a pager or a narrow terminal never paints its margin.
+    return "\n".join(f"{style}{line}{_RESET}" if line else "" for line in piece.text.split("\n"))
+
+
+def stopping(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, end_of_turn: tuple[str, int] | None) -> str:
+    """Whether the model will learn to end its answers, in words, from all rows of a token data set.
+
+    Args:
+        end_of_turn: text and id of the token that closes an assistant turn, where the template has one; the
+            tokenizer's eos counts as an end too.
+    """
+    ends = {end_of_turn[1]} if end_of_turn else set()
+    if tokenizer.eos_token_id is not None:
+        ends.add(int(tokenizer.eos_token_id))
+    rows, taught = len(tokens), _rows_with(tokens, ends)
+    token = f"{end_of_turn[0]} (id {end_of_turn[1]})" if end_of_turn else "an end token"
+    if rows and taught == rows:
+        return f"The model will learn to stop: {token} is supervised in all {rows:,} rows."
+    if taught:
+        return (
+            f"The model will learn to stop from {taught:,} of {rows:,} rows; in the others no end token is supervised: "
+            "they were cut to max_length, or bring their own labels."
+        )
+    return (
+        f"The model will NOT learn to stop: {token} is supervised in no row, so its answers run on until the length "
+        "limit. Use a chat template that ends each turn with a token of its own; if rows were cut, raise max_length."
+    )
+
+
+def _rows_with(tokens: Dataset, ends: set[int]) -> int:
+    """Rows of which some label is one of `ends`."""
+    count = 0
+    for batch in tokens.select_columns(["labels"]).with_format("arrow").iter(batch_size=1000):
+        for labels in batch["labels"].chunks:
+            hit = np.isin(labels.flatten().to_numpy(), list(ends))
+            row_of_label = np.repeat(np.arange(len(labels)), labels.value_lengths().to_numpy())
+            count += len(np.unique(row_of_label[hit]))
+    return count
+
+
+def title(record: dict[str, Any]) -> str:
+    """`row 7 of train.jsonl: 143 tokens, 25 supervised`."""
+    supervised = sum(label != IGNORED for label in record["labels"])
+    return f"row {record['row']} of {record['source']}: {len(record['input_ids'])} tokens, {supervised} supervised"
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -1,0 +1,64 @@
+"""The preview as one HTML file: no script, no network, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from sft_toolkit.data.preview import Piece, pieces, title
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --text: #1c2430; --soft: #66707f;
+        --line: #dfe3e9; --learn: #d3f2dc; --learn-text: #0b5a2a; --pill: #e8ebf0; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #12161c; --card: #1a2029; --text: #e3e8ef; --soft: #8f9bab;
+          --line: #2b3440; --learn: #123d25; --learn-text: #9fe8b8; --pill: #2b3440; } }
+body { margin: 0 auto; max-width: 60rem; padding: 2rem 1rem 4rem; background: var(--page); color: var(--text);
+       font: 16px/1.55 system-ui, sans-serif; }
+h1 { font-size: 1.4rem; margin: 0 0 .5rem; }
+.verdict { margin: 0 0 1rem; }
+.legend { color: var(--soft); font-size: .9rem; margin-bottom: 1.5rem; }
+.legend span { margin-right: 1rem; }
+article { background: var(--card); border: 1px solid var(--line); border-radius: 10px; margin-bottom: 1.25rem;
+          overflow: hidden; }
+h2 { font-size: .85rem; font-weight: 600; margin: 0; padding: .6rem 1rem; color: var(--soft);
+     border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+pre { margin: 0; padding: 1rem; font: .88rem/1.7 ui-monospace, monospace; white-space: pre-wrap;
+      overflow-wrap: anywhere; color: var(--soft); }
+.learn { background: var(--learn); color: var(--learn-text); border-radius: 3px; padding: .12em 0; }
+.special { border: 1px solid var(--line); background: var(--pill); border-radius: 4px; padding: 0 .25em;
+           font-size: .92em; }
+.special.learn { background: var(--learn); border-color: currentColor; }
+"""
+
+_LEGEND = (
+    '<div class="legend"><span><span class="learn">learned</span></span><span>read, not learned</span>'
+    '<span><span class="special">control token</span></span>hover: positions in the row</div>'
+)
+
+
+def page(shown: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, verdict: str) -> str:
+    """A page of rows from `preview.records`; `verdict` is the sentence of `preview.stopping`."""
+    articles = "\n".join(_article(record, tokenizer) for record in shown)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>What is trained</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>What is trained</h1>\n"
+        f'<p class="verdict">{escape(verdict)}</p>\n{_LEGEND}\n{articles}\n</body>\n</html>\n'
+    )
+
+
+def _article(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    text = "".join(_span(piece) for piece in pieces(record, tokenizer))
+    # A line end right behind <pre> is dropped by browsers, so the first one of the text has to be the second.
+    return f"<article><h2>{escape(title(record))}</h2><pre>\n{text}</pre></article>"
+
+
+def _span(piece: Piece) -> str:
+    classes = [name for name, on in (("learn", piece.supervised), ("special", piece.special)) if on]
+    place = f"tokens {piece.start} to {piece.stop - 1}" if piece.stop - piece.start > 1 else f"token {piece.start}"
+    marked = f' class="{" ".join(classes)}"' if classes else ""
+    return f'<span{marked} title="{place}">{escape(piece.text)}</span>'

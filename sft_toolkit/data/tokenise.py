@@ -1,0 +1,132 @@
+"""Rows of a source -> batches of token rows, every row counted. Memory holds one batch, whatever the file's size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from sft_toolkit.args import PreparationArguments
+from sft_toolkit.data.conversation import IGNORED, Conversation, Example, PlainText, RowError
+from sft_toolkit.data.lengths import TOO_LONG, fit
+from sft_toolkit.data.readers.raw import RawRow
+from sft_toolkit.data.render import BAD_ROW, Refusal, Renderer, Tokens
+from sft_toolkit.data.report import Tally
+from sft_toolkit.data.split import content_key
+from sft_toolkit.errors import DataError
+
+SCHEMA = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        ("labels", pa.list_(pa.int32())),
+        ("row", pa.int64()),
+        ("source", pa.string()),
+        ("content", pa.uint64()),
+    ]
+)
+"""`row` is the 1-based number in `source`; `content` the key of `split.content_key`."""
+
+BATCH_ROWS = 1000
+BATCH_CHARACTERS = 1_000_000  # encoding needs about 200 bytes per token beside the ids: 100 MB at most
+
+
+@dataclass
+class SourceTokenizer:
+    """Turns the rows of one source into tokens and counts what happens to each.
+
+    Args:
+        args: policies for bad and long rows.
+        renderer: renders and masks; its notes are counted here as warnings.
+        read: a raw row -> an example; raises RowError with the reason.
+    """
+
+    args: PreparationArguments
+    renderer: Renderer
+    read: Callable[[RawRow], Example]
+    tally: Tally = field(default_factory=Tally)
+
+    def batches(self, rows: Iterable[RawRow]) -> Iterator[pa.RecordBatch]:
+        """Token rows of `SCHEMA`, in the order of the rows.
+
+        The first label of a row is -100: nothing stands before its token to predict it from.
+
+        Raises:
+            DataError: a bad row with `on_bad_row: error`, or a long one with `too_long: error`; names file and row.
+        """
+        pending: list[tuple[RawRow, Example]] = []
+        characters = 0
+        for raw in rows:
+            self.tally.rows_read += 1
+            example = self._example(raw)
+            if example is None:
+                continue
+            pending.append((raw, example))
+            characters += _size(example)
+            if len(pending) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
+                yield self._encode(pending)
+                pending, characters = [], 0
+        if pending:
+            yield self._encode(pending)
+
+    def _example(self, raw: RawRow) -> Example | None:
+        reason = raw.error
+        if reason is None:
+            try:
+                return self.read(raw)
+            except RowError as error:
+                reason = str(error)
+        self._refuse(raw, BAD_ROW, reason)
+        return None
+
+    def _encode(self, pending: list[tuple[RawRow, Example]]) -> pa.RecordBatch:
+        results = self.renderer.encode([example for _, example in pending])
+        kept: list[tuple[RawRow, Tokens, int]] = []
+        for (raw, example), result in zip(pending, results, strict=True):
+            tokens = self._fitted(raw, result)
+            if tokens is not None:
+                kept.append((raw, tokens, content_key(example)))
+        columns = [
+            [tokens.input_ids for _, tokens, _ in kept],
+            [[IGNORED, *tokens.labels[1:]] for _, tokens, _ in kept],
+            [raw.number for raw, _, _ in kept],
+            [raw.source for raw, _, _ in kept],
+            [key for _, _, key in kept],
+        ]
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+    def _fitted(self, raw: RawRow, result: Tokens | Refusal) -> Tokens | None:
+        """The row within `max_length`, counted; None where it is dropped."""
+        if isinstance(result, Refusal):
+            self._refuse(raw, result.reason, result.detail)
+            return None
+        fitted = fit(result, self.args.max_length, self.args.too_long)
+        if fitted.tokens is None:
+            if fitted.reason == TOO_LONG and self.args.too_long == "error":
+                raise DataError(
+                    f"{raw.place}: {len(result.input_ids)} tokens, more than max_length {self.args.max_length}; raise "
+                    "it, or choose what happens to long rows by too_long: drop, truncate_right, ..."
+                )
+            self.tally.drop(str(fitted.reason), raw.place)
+            return None
+        self.tally.rows_truncated += fitted.truncated
+        for note in result.notes:
+            self.tally.warn(note, [raw.place])
+        labels = fitted.tokens.labels
+        self.tally.keep(len(labels), len(labels) - 1 - labels[1:].count(IGNORED))
+        return fitted.tokens
+
+    def _refuse(self, raw: RawRow, reason: str, detail: str) -> None:
+        if self.args.on_bad_row == "error":
+            raise DataError(f"{raw.place}: {detail}")
+        self.tally.drop(reason, raw.place)
+
+
+def _size(example: Example) -> int:
+    """Characters of an example, roughly; decides when a batch is big enough."""
+    if isinstance(example, Conversation):
+        return sum(len(message.content or "") for message in example.messages)
+    if isinstance(example, PlainText):
+        return len(example.prompt) + len(example.completion)
+    return len(example.input_ids)
