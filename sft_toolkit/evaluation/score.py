@@ -1,0 +1,84 @@
+"""How well a model answers held-out rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+from sft_toolkit.args import EvaluationArguments
+from sft_toolkit.errors import DataError
+from sft_toolkit.evaluation.generate import generate_answers, prompt_and_reference
+from sft_toolkit.evaluation.metrics import compute
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ScoredAnswers:
+    """Texts by row, and the scores over all rows.
+
+    `prompts` are for people: decoded without special tokens. In `answers` and `references` only the token that ends
+    them is left out, so that a special token in an answer is seen and counts as wrong.
+    """
+
+    prompts: list[str]
+    answers: list[str]
+    references: list[str]
+    scores: dict[str, float]
+
+
+def score(
+    model: nn.Module, tokenizer: Any, dataset: Iterable[Mapping[str, Any]], args: EvaluationArguments
+) -> ScoredAnswers:
+    """Answer the first `args.generate` rows of `dataset` greedily and compare them with what the rows teach.
+
+    An answer ends at the tokenizer's end of sequence, at what the model's own generation config names, or at the
+    special token that ends the references themselves (`<|im_end|>`, `<|eot_id|>`, ...).
+
+    Args:
+        dataset: token rows with `input_ids` and `labels`, not packed. Rows without a prompt or without a label can't
+            be asked and are passed over.
+
+    Raises:
+        DataError: no row can be asked.
+        ConfigError: an unknown metric.
+    """
+    rows = [prompt_and_reference(row) for row in islice(dataset, args.generate)]
+    asked = [(prompt, reference) for prompt, reference in rows if prompt and reference]
+    if not asked:
+        raise DataError("evaluation.generate: no held-out row has both a prompt and a supervised answer")
+    if len(asked) < len(rows):
+        passed_over = len(rows) - len(asked)
+        logger.warning("%d of %d held-out rows have no prompt or no label: not asked", passed_over, len(rows))
+    stops = _stop_ids(model, tokenizer, [reference for _, reference in asked])
+    ids = generate_answers(
+        model,
+        tokenizer,
+        [prompt for prompt, _ in asked],
+        max_new_tokens=args.max_new_tokens,
+        batch_size=args.batch_size,
+        stop_ids=stops,
+    )
+    answers = [tokenizer.decode(answer, clean_up_tokenization_spaces=False) for answer in ids]
+    references = [_without_end(tokenizer, reference, stops) for _, reference in asked]
+    prompts = [tokenizer.decode(p, skip_special_tokens=True, clean_up_tokenization_spaces=False) for p, _ in asked]
+    return ScoredAnswers(prompts, answers, references, compute(args.metrics, answers, references))
+
+
+def _stop_ids(model: nn.Module, tokenizer: Any, references: list[list[int]]) -> set[int]:
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    ends = {reference[-1] for reference in references} & special
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if configured is not None:
+        ends |= {configured} if isinstance(configured, int) else set(configured)
+    return ends | ({tokenizer.eos_token_id} - {None})
+
+
+def _without_end(tokenizer: Any, reference: list[int], stops: set[int]) -> str:
+    ids = reference[:-1] if reference[-1] in stops else reference
+    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
