@@ -1,0 +1,348 @@
+"""The launcher's environment, what was asked for, and what engaged. The engines themselves: tests/distributed."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from sft_toolkit.args import DistributedArguments
+from sft_toolkit.distributed import (
+    Engagement,
+    asked_strategy,
+    check_engaged,
+    check_launch,
+    check_section,
+    describe,
+    engaged,
+)
+from sft_toolkit.engines import count_parameters, offload_of, strategy_of
+from sft_toolkit.errors import ConfigError
+from sft_toolkit.launch import Launch, read_launch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TORCHRUN = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+# What `accelerate launch --cpu --num_processes 2` leaves to the one process that it starts.
+ACCELERATE_CPU = {
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "ACCELERATE_USE_CPU": "True",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+STARTS_TWO = (
+    " (`torchrun --nproc_per_node 2 train.py ...` starts two on any machine, "
+    "`accelerate launch --multi_gpu --num_processes 2 train.py ...` too, also on a CPU)"
+)
+DDP_OF_TWO = Engagement("ddp", 2, 2, 1, "cpu", "fp32", 2, 4, 16, 1000, 250)
+
+
+def problems_of(asked: DistributedArguments, env: dict[str, str]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        check_launch(asked, env)
+    return caught.value.problems
+
+
+def test_reading_what_a_launcher_started() -> None:
+    assert read_launch({}) == Launch(0, 1, 0, 1, 1, "python", False)
+    assert read_launch(TORCHRUN) == Launch(0, 2, 0, 2, 1, "torchrun", True)
+    two_nodes = {**TORCHRUN, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "2"}
+    assert read_launch(two_nodes) == Launch(3, 4, 1, 2, 2, "torchrun", True)
+    mpi = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    assert read_launch(mpi) == Launch(2, 4, 0, 2, 2, "the environment", True)
+
+
+@pytest.mark.parametrize("env", [{}, TORCHRUN, {**ACCELERATE_CPU, **TORCHRUN}, {"ACCELERATE_USE_CPU": "False"}])
+def test_a_sound_start_passes(env: dict[str, str]) -> None:
+    check_launch(DistributedArguments(), env)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RANK": "0"}, "RANK=0 is set and WORLD_SIZE is not; start with torchrun or accelerate launch, or unset it"),
+        (
+            {"WORLD_SIZE": "2"},
+            "WORLD_SIZE=2 is set and RANK is not; start with torchrun or accelerate launch, or unset it",
+        ),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is no rank of a group of WORLD_SIZE=2; ranks count from 0"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one in the environment is no whole number"),
+        (
+            {key: value for key, value in TORCHRUN.items() if key != "LOCAL_RANK"},
+            "LOCAL_RANK is not set: accelerate would take every process for the only one; start with torchrun",
+        ),
+        (
+            {key: value for key, value in TORCHRUN.items() if key != "MASTER_PORT"},
+            "MASTER_PORT is not set, and WORLD_SIZE is 2: the processes can't find one another",
+        ),
+        (
+            ACCELERATE_CPU,
+            "`accelerate launch` was asked for several processes and started one, as it does with --cpu and without "
+            "--multi_gpu; `accelerate launch --multi_gpu --num_processes 2` or `torchrun --nproc_per_node 2` start "
+            "two, also on a CPU",
+        ),
+    ],
+)
+def test_an_environment_that_would_hang_or_train_alone(env: dict[str, str], message: str) -> None:
+    assert problems_of(DistributedArguments(), env) == [message]
+
+
+def test_a_busy_port_is_found_before_the_process_group() -> None:
+    by_hand = {key: value for key, value in TORCHRUN.items() if not key.startswith("TORCHELASTIC")}
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        (problem,) = problems_of(DistributedArguments(), {**by_hand, "MASTER_PORT": port})
+        check_launch(DistributedArguments(), {**by_hand, "MASTER_PORT": port, "RANK": "1"})
+        check_launch(DistributedArguments(), {**TORCHRUN, "MASTER_PORT": port})
+    assert problem.startswith(f"MASTER_PORT={port}: rank 0 can't listen there (")
+    assert problem.endswith("); take another port for all ranks")
+    check_launch(DistributedArguments(), {**by_hand, "MASTER_PORT": port})
+
+
+def test_more_or_fewer_processes_than_asked_for() -> None:
+    assert problems_of(DistributedArguments(num_processes=2), {}) == [
+        f"distributed.num_processes: 2 asked for, 1 started by python{STARTS_TWO}"
+    ]
+    assert problems_of(DistributedArguments(num_processes=1), TORCHRUN) == [
+        "distributed.num_processes: 1 asked for, 2 started by torchrun"
+    ]
+    check_launch(DistributedArguments(num_processes=2), TORCHRUN)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "fsdp"])
+def test_a_strategy_of_several_processes_needs_a_launcher(strategy: Any) -> None:
+    (problem,) = problems_of(DistributedArguments(strategy=strategy), {})
+    assert problem.startswith(
+        f"distributed.strategy: {strategy} needs a launcher, and this process was started without"
+    )
+    check_launch(DistributedArguments(strategy=strategy), TORCHRUN)
+
+
+@pytest.mark.parametrize(
+    ("asked", "env", "message"),
+    [
+        (
+            {"strategy": "none"},
+            {},
+            "distributed.strategy: none is one process, and torchrun started 2; take ddp, or start one",
+        ),
+        (
+            {"strategy": "zero2"},
+            {"ACCELERATE_USE_CPU": "true"},
+            "distributed.strategy: zero2: accelerate ignores DeepSpeed under `--cpu` (ACCELERATE_USE_CPU); start with "
+            "`accelerate launch --use_deepspeed` or torchrun, and the CPU is taken by itself where there is nothing "
+            "faster",
+        ),
+        (
+            {"strategy": "ddp"},
+            {"ACCELERATE_USE_DEEPSPEED": "true"},
+            "distributed.strategy: ddp, but `accelerate launch` was told to use deepspeed; change one of the two",
+        ),
+        (
+            {"strategy": "zero3"},
+            {"ACCELERATE_USE_FSDP": "true"},
+            "distributed.strategy: zero3, but `accelerate launch` was told to use fsdp; change one of the two",
+        ),
+        (
+            {"strategy": "ddp", "offload_optimizer": "cpu"},
+            {},
+            "distributed.offload_optimizer, offload_param: need strategy zero1, zero2 or zero3, and it is ddp",
+        ),
+        (
+            {"strategy": "zero2", "offload_param": "cpu"},
+            {},
+            "distributed.offload_param: only ZeRO stage 3 partitions the weights, and the stage is 2; take zero3",
+        ),
+        (
+            {"backend": "goo"},
+            {},
+            "distributed.backend: 'goo' is none of auto, nccl, gloo, mpi, xccl, hccl, cncl, mccl; did you mean 'gloo'?",
+        ),
+    ],
+)
+def test_a_strategy_that_can_not_engage(asked: dict[str, Any], env: dict[str, str], message: str) -> None:
+    assert problems_of(DistributedArguments(**asked), {**TORCHRUN, **env}) == [message]
+
+
+def test_deepspeed_settings_have_one_source(tmp_path: Path) -> None:
+    zero2, zero3 = tmp_path / "zero2.json", tmp_path / "zero3.json"
+    zero2.write_text('{"zero_optimization": {"stage": 2}}')
+    zero3.write_text('{"zero_optimization": {"stage": 3}}')
+    launcher = {**TORCHRUN, "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(zero3)}
+    assert problems_of(DistributedArguments(deepspeed=str(zero2)), launcher) == [
+        f"distributed.deepspeed: {zero2}, and the launcher brings DeepSpeed settings of its own ({zero3}); keep one of "
+        "the two (`accelerate launch --use_deepspeed` without a file leaves the choice to the run)"
+    ]
+    assert problems_of(DistributedArguments(strategy="zero2", offload_optimizer="cpu"), launcher) == [
+        "distributed.strategy: zero2, but the launcher says zero_optimization.stage: 3",
+        "distributed.offload_optimizer: cpu, but the launcher says device: none",
+    ]
+    assert problems_of(DistributedArguments(strategy="zero3", deepspeed=str(zero2)), TORCHRUN) == [
+        f"distributed.strategy: zero3, but {zero2} says zero_optimization.stage: 2"
+    ]
+    assert problems_of(DistributedArguments(strategy="ddp", deepspeed=str(zero2)), TORCHRUN) == [
+        f"distributed.deepspeed: {zero2} and distributed.strategy: ddp exclude one another"
+    ]
+    check_launch(DistributedArguments(strategy="zero3"), launcher)
+    check_launch(DistributedArguments(deepspeed=str(zero2)), {**TORCHRUN, "ACCELERATE_USE_DEEPSPEED": "true"})
+
+
+def test_a_section_is_checked_without_a_launcher() -> None:
+    check_section(DistributedArguments(strategy="zero3", num_processes=8), {})
+    with pytest.raises(ConfigError) as caught:
+        check_section(DistributedArguments(strategy="zero2", offload_param="cpu", backend="tcp"), {})
+    assert caught.value.problems == [
+        "distributed.backend: 'tcp' is none of auto, nccl, gloo, mpi, xccl, hccl, cncl, mccl",
+        "distributed.offload_param: only ZeRO stage 3 partitions the weights, and the stage is 2; take zero3",
+    ]
+
+
+def test_a_deepspeed_file_asks_for_its_stage(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 2}}')
+    assert asked_strategy(DistributedArguments(), {}) == "auto"
+    assert asked_strategy(DistributedArguments(strategy="ddp"), {}) == "ddp"
+    assert asked_strategy(DistributedArguments(deepspeed=str(file)), {}) == "zero2"
+    assert asked_strategy(DistributedArguments(), {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}) == "zero2"
+
+
+def test_checking_a_start_imports_no_torch() -> None:
+    code = (
+        "import sys; from sft_toolkit.args import DistributedArguments as D; from sft_toolkit.distributed import *\n"
+        "check_launch(D(), {})\n"
+        "print([name for name in ('torch', 'transformers', 'deepspeed', 'accelerate') if name in sys.modules])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "env", "messages"),
+    [
+        ({}, {}, []),
+        ({"strategy": "ddp", "num_processes": 2}, TORCHRUN, []),
+        ({"strategy": "zero2"}, TORCHRUN, ["distributed.strategy: zero2 asked for, ddp engaged"]),
+        (
+            {"strategy": "fsdp"},
+            TORCHRUN,
+            ["distributed.strategy: fsdp asked for, ddp engaged; accelerate has FSDP on accelerators only"],
+        ),
+        (
+            {"offload_optimizer": "cpu"},
+            TORCHRUN,
+            ["distributed.offload_optimizer: cpu asked for, none engaged"],
+        ),
+        (
+            {},
+            {**TORCHRUN, "WORLD_SIZE": "4"},
+            [
+                "torchrun started 4 processes, but each trains in a group of 2; on a machine without an accelerator "
+                "set training.use_cpu: true"
+            ],
+        ),
+    ],
+)
+def test_asked_and_engaged_are_compared(asked: dict[str, Any], env: dict[str, str], messages: list[str]) -> None:
+    env = env or TORCHRUN
+    if not messages:
+        check_engaged(DistributedArguments(**asked), DDP_OF_TWO, env)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_engaged(DistributedArguments(**asked), DDP_OF_TWO, env)
+    assert caught.value.problems == messages
+
+
+def test_the_start_up_block() -> None:
+    assert describe(DDP_OF_TWO).splitlines() == [
+        "processes   2 processes on 1 node, device cpu",
+        "strategy    ddp",
+        "precision   fp32",
+        "batch       2 x 4 accumulated x 2 ranks = 16",
+        "parameters  1,000, 250 trainable (25.00 %)",
+    ]
+    alone = Engagement("zero3", 1, 1, 1, "cuda", "bf16", 1, 1, 1, 8, 8, {"optimizer": "cpu", "param": "nvme"})
+    assert describe(alone).splitlines()[:2] == [
+        "processes   1 process on 1 node, device cuda",
+        "strategy    zero3, optimizer on cpu, param on nvme",
+    ]
+
+
+def test_what_engaged_is_read_from_the_objects() -> None:
+    model = torch.nn.Linear(3, 5)
+    model.bias.requires_grad_(False)
+    trainer: Any = SimpleNamespace(
+        model_wrapped=model,
+        args=SimpleNamespace(per_device_train_batch_size=3, gradient_accumulation_steps=2, world_size=1, n_gpu=0),
+        accelerator=SimpleNamespace(device=torch.device("cpu"), mixed_precision="no"),
+    )
+    assert engaged(trainer, {}) == Engagement("none", 1, 1, 1, "cpu", "fp32", 3, 2, 6, 20, 15)
+    trainer.accelerator.mixed_precision = "bf16"
+    assert engaged(trainer, {}).precision == "bf16"
+    model.to(torch.bfloat16)
+    assert engaged(trainer, {}).precision == "pure bf16"
+
+
+def test_strategies_are_known_by_the_wrapper() -> None:
+    class DeepSpeedEngine(torch.nn.Linear):
+        stage, offload = 3, SimpleNamespace(device=SimpleNamespace(value="cpu"))
+
+        def zero_optimization_stage(self) -> int:
+            return self.stage
+
+        def zero_offload_optimizer(self) -> Any:
+            return self.offload
+
+        def zero_offload_param(self) -> Any:
+            return None
+
+    engine = DeepSpeedEngine(2, 2)
+    assert (strategy_of(engine), offload_of(engine)) == ("zero3", {"optimizer": "cpu"})
+    engine.stage = 0
+    assert (strategy_of(engine), offload_of(engine)) == ("ddp", {})
+    sharded = type("FSDPLinear", (torch.nn.Linear, type("FSDPModule", (), {})), {})(2, 2)
+    assert strategy_of(sharded) == "fsdp"
+    assert strategy_of(torch.nn.DataParallel(torch.nn.Linear(2, 2))) == "dp"
+    engine.weight.ds_numel = 400  # type: ignore[attr-defined]
+    assert count_parameters(engine) == (402, 402)
+
+
+def test_the_accelerate_files_are_read_by_accelerate() -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    kinds = {}
+    for path in sorted((ROOT / "configs" / "accelerate").glob("*.yaml")):
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        assert first.startswith(f"# accelerate launch --config_file configs/accelerate/{path.name} "), first
+        kinds[path.stem] = load_config_from_file(str(path)).distributed_type.value
+    assert kinds == {
+        "cpu": "NO",
+        "cpu_two_processes": "MULTI_GPU",
+        "deepspeed": "DEEPSPEED",
+        "fsdp": "FSDP",
+        "gpus": "MULTI_GPU",
+        "two_nodes": "MULTI_GPU",
+    }
+
+
+def test_the_deepspeed_file_for_accelerate_leaves_everything_to_the_json() -> None:
+    settings = yaml.safe_load((ROOT / "configs" / "accelerate" / "deepspeed.yaml").read_text(encoding="utf-8"))
+    assert settings["deepspeed_config"] == {"deepspeed_config_file": "configs/ds_zero2.json"}
+    assert (ROOT / settings["deepspeed_config"]["deepspeed_config_file"]).is_file()
