@@ -1,0 +1,151 @@
+"""What a user hands to SFTTrainer -> what Trainer takes: model names, text rows, adapters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from sft_toolkit.args import ModelArguments, PreparationArguments
+from sft_toolkit.data.collate import PackedCollator, PaddedCollator
+from sft_toolkit.data.packing import best_fit_decreasing
+from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset, row_lengths
+from sft_toolkit.errors import ConfigError
+from sft_toolkit.training_args import SFTArguments
+
+logger = logging.getLogger(__name__)
+
+TEXT_COLUMNS = frozenset({"messages", "conversations", "instruction", "prompt", "text"})
+"""A row with one of these and without `input_ids` is text: it is rendered and tokenised."""
+
+
+def resolve_model(model: nn.Module | str | None, args: Any, tokenizer: Any, peft_config: Any) -> tuple[Any, Any]:
+    """Load a model given by name, with its tokenizer, and wrap the model into its adapter.
+
+    Returns:
+        The model and the tokenizer (the one passed in, where there is one).
+    """
+    if (isinstance(model, str) or peft_config is not None) and hasattr(args, "seed"):
+        set_seed(args.seed)  # as Trainer does before model_init: an adapter starts from random values
+    if isinstance(model, str):
+        from sft_toolkit.model import load_model, load_tokenizer
+
+        source = ModelArguments(name_or_path=model)
+        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(source)
+        model = load_model(
+            source,
+            trains_all_weights=peft_config is None,
+            precision=getattr(args, "mixed_precision", "no"),
+            packing=bool(getattr(args, "packing", False)),
+        )
+    if peft_config is not None and model is not None:
+        from sft_toolkit.lora.inject import inject
+
+        model = inject(model, peft_config)
+    return model, tokenizer
+
+
+def with_adapter(model_init: Callable[..., nn.Module], peft_config: Any) -> Callable[[Any], nn.Module]:
+    """A `model_init` whose fresh model carries the adapter; takes the trial as Trainer's own does."""
+    from sft_toolkit.lora.inject import inject
+
+    takes_trial = bool(model_init.__code__.co_argcount) if hasattr(model_init, "__code__") else False
+
+    def fresh(trial: Any = None) -> nn.Module:
+        wrapped: nn.Module = inject(model_init(trial) if takes_trial else model_init(), peft_config)
+        return wrapped
+
+    return fresh
+
+
+def resolve_dataset(dataset: Any, args: SFTArguments, tokenizer: Any, name: str) -> Any:
+    """Text rows -> tokens; everything else is returned as it is.
+
+    Args:
+        dataset: HF data set, list of mappings or map-style data set; a mapping {name: data set} is resolved per entry.
+
+    Raises:
+        ConfigError: text rows without a tokenizer, or a stream of text rows.
+        DataError: a row that can't be rendered or masked with proof, with its number.
+    """
+    if isinstance(dataset, Mapping):
+        return {key: resolve_dataset(part, args, tokenizer, f"{name}[{key!r}]") for key, part in dataset.items()}
+    columns = _columns(dataset)
+    if "input_ids" in columns:
+        return _packed_tokens(dataset, args) if args.packing and "labels" in columns else dataset
+    if not columns & TEXT_COLUMNS:
+        return dataset
+    if not hasattr(dataset, "__len__"):
+        raise ConfigError(f"{name}: a stream of text rows; only map-style data sets are tokenised by SFTTrainer so far")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ConfigError(f"{name} holds text rows ({', '.join(sorted(columns))}): pass processing_class=tokenizer")
+    from sft_toolkit.data.prepare import tokenize_rows
+
+    tokens, _ = tokenize_rows(dataset, args, tokenizer, name)
+    return as_batches_of(tokens, args)
+
+
+def as_batches_of(tokens: Any, args: PreparationArguments) -> RowsDataset | PackedDataset:
+    """A token data set in the layout that `args` asks for: rows to pad, or bins of at most `max_length` tokens."""
+    if not args.packing:
+        return RowsDataset(tokens)
+    return PackedDataset(tokens, best_fit_decreasing(row_lengths(tokens), args.max_length))
+
+
+def collator_for(dataset: Any, tokenizer: Any) -> Any:
+    """The collator of our own layouts, or of plain token rows with labels; None leaves the choice to Trainer."""
+    if isinstance(dataset, PackedDataset):
+        return PackedCollator()
+    if isinstance(dataset, RowsDataset) or "labels" in _columns(dataset):
+        pad = getattr(tokenizer, "pad_token_id", None)
+        # Without a tokenizer the pad id is never looked at: padding is masked and carries no label.
+        return PaddedCollator(pad_token_id=0 if pad is None else pad)
+    return None
+
+
+def refuse_unsupported(args: Any) -> None:
+    """Stop where an option of TrainingArguments would be ignored, or would break the loss, on tokens of ours.
+
+    Raises:
+        ConfigError: with every such option.
+    """
+    problems = []
+    if args.n_gpu > 1:
+        problems.append(
+            f"{args.n_gpu} GPUs and one process would use DataParallel, which can't split packed rows: start with "
+            "`accelerate launch`, or show one GPU (CUDA_VISIBLE_DEVICES=0)"
+        )
+    if args.train_sampling_strategy not in ("random", "sequential"):
+        problems.append(
+            f"train_sampling_strategy '{args.train_sampling_strategy}': rows are ordered by (seed, epoch) alone; use "
+            "random or sequential, and packing: true to save padding"
+        )
+    parallel = args.parallelism_config
+    if parallel is not None and (parallel.cp_enabled or parallel.sp_enabled):
+        problems.append("context and sequence parallelism split a row's labels, which this loss can't follow yet")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _packed_tokens(dataset: Any, args: SFTArguments) -> PackedDataset:
+    lengths = row_lengths(dataset)
+    if int(lengths.max(initial=0)) > args.max_length:
+        raise ConfigError(
+            f"packing: the longest of the token rows has {int(lengths.max())} tokens, more than max_length "
+            f"{args.max_length}; token rows are never cut: raise max_length or shorten them"
+        )
+    return PackedDataset(dataset, best_fit_decreasing(lengths, args.max_length))
+
+
+def _columns(dataset: Any) -> set[str]:
+    if dataset is None or isinstance(dataset, RowsDataset | PackedDataset):
+        return set()
+    if getattr(dataset, "column_names", None):
+        return set(dataset.column_names)
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset):
+        first = dataset[0]
+        return {str(key) for key in first} if isinstance(first, Mapping) else set()
+    return set()

@@ -1,0 +1,130 @@
+"""The callbacks of a run started from a configuration: the built-in ones, wired together, and the user's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from sft_toolkit.callbacks.manifest import ManifestCallback
+from sft_toolkit.config import RunConfig
+from sft_toolkit.distributed import check_engaged, describe, engaged
+from sft_toolkit.registry import build
+from sft_toolkit.run_files import facts
+
+if TYPE_CHECKING:
+    from sft_toolkit.data.prepare import Prepared
+    from sft_toolkit.trainer import SFTTrainer
+    from sft_toolkit.training_args import SFTArguments
+
+logger = logging.getLogger(__name__)
+
+
+class RunCallbacks:
+    """Builds them in the order in which they must run, and reads back what they found.
+
+    The order matters twice: `interrupt` agrees on a signal before others ask for it, and `engagement` fills in the
+    manifest before it is written.
+    """
+
+    def __init__(self, config: RunConfig, args: SFTArguments, tokenizer: Any, prepared: Prepared) -> None:
+        options = {entry.name: entry.options for entry in config.callbacks}
+        self.interrupt = build("callback", "interrupt", options.pop("interrupt", {}))
+        manifest = {"info": facts() | _data_facts(args, prepared), "interrupted": self._interrupted, "finish": False}
+        self.manifest: ManifestCallback = build("callback", "manifest", manifest | options.pop("manifest", {}))
+        self.samples = self._samples(config, tokenizer, prepared, options.pop("samples", {}))
+        health = {"stop_after": args.stop_after_nonfinite}
+        self._others = [
+            *([] if args.disable_tqdm else [build("callback", "progress", options.pop("progress", {}))]),
+            build("callback", "metrics_file", options.pop("metrics_file", {})),
+            build("callback", "curve", options.pop("curve", {})),
+            build("callback", "health", health | options.pop("health", {})),
+        ]
+        complete = build("callback", "complete", options.pop("complete", {}))
+        users = [build("callback", name, given) for name, given in options.items()]
+        self._others += [*users, complete]  # the marker comes last: it says that everything else is written
+        self._engagement = _Engagement(config, self.manifest)
+
+    def all(self) -> list[TrainerCallback]:
+        """In the order of their events."""
+        samples = [] if self.samples is None else [self.samples]
+        return [self.interrupt, self._engagement, self.manifest, *samples, *self._others]
+
+    def take_over_from_stock(self, trainer: SFTTrainer) -> None:
+        """Ours show the progress; two bars would fight over the terminal."""
+        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(PrinterCallback)
+        self._engagement.trainer = trainer
+
+    @property
+    def signal_received(self) -> int | None:
+        """The signal that ended training, if one did."""
+        number: int | None = self.interrupt.signal_received
+        return number
+
+    def scores(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Held-out scores before and after; empty where nothing was generated."""
+        halves = (None, None) if self.samples is None else (self.samples.before, self.samples.after)
+        before, after = ({} if half is None else half.scores for half in halves)
+        return before, after
+
+    @contextmanager
+    def recording_failures(self) -> Iterator[None]:
+        """Whatever ends the run, `run.json` says so and the signal handlers are put back."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.manifest.record_exit("interrupted")
+            raise
+        except BaseException as error:
+            self.manifest.record_exit("failed", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self.interrupt.close()
+
+    def _interrupted(self) -> bool:
+        return self.signal_received is not None
+
+    def _samples(self, config: RunConfig, tokenizer: Any, prepared: Prepared, options: dict[str, Any]) -> Any:
+        if not config.evaluation.generate:
+            return None
+        from sft_toolkit.evaluation.score import score
+
+        held_out = next(iter(prepared.evals.values()))
+        wired = {
+            "score": lambda model: score(model, tokenizer, held_out, config.evaluation),
+            "show": config.evaluation.show,
+            "interrupted": self._interrupted,
+        }
+        return build("callback", "samples", wired | options)
+
+
+class _Engagement(TrainerCallback):
+    """Before the first update: is what runs what was asked for? Says it, and puts it into the manifest."""
+
+    def __init__(self, config: RunConfig, manifest: ManifestCallback) -> None:
+        self.asked = config.distributed
+        self.manifest = manifest
+        self.trainer: SFTTrainer | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer is None:
+            return
+        found = engaged(self.trainer)
+        check_engaged(self.asked, found)
+        self.manifest.info |= {"engaged": vars(found)}
+        if state.is_world_process_zero:
+            logger.info("%s", describe(found))
+
+
+def _data_facts(args: SFTArguments, prepared: Prepared) -> dict[str, Any]:
+    return {
+        "seed": args.seed,
+        "data_seed": args.data_seed,
+        "data_fingerprint": prepared.fingerprint,
+        "template_fingerprint": prepared.report.get("template_fingerprint"),
+        "deepspeed": args.deepspeed,
+    }

@@ -1,0 +1,11 @@
+"""The training script: `accelerate launch train.py --config run.yaml [section.key=value ...]`.
+
+Everything is in the configuration; `sft_toolkit/assemble.py` is the table of contents of a run.
+"""
+
+import sys
+
+from sft_toolkit.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["train", *sys.argv[1:]]))
