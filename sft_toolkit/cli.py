@@ -24,7 +24,8 @@ EXIT_CODES = """exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; never raises for an error of the user."""
     options = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     try:
         return int(options.command(options))
     except (ConfigError, DataError) as error:

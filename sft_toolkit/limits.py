@@ -30,8 +30,8 @@ def choices(hint: Any) -> list[Any]:
 
 
 def in_yaml(value: Any) -> str:
-    """A scalar as one writes it in the file: `False` -> `false`, `None` -> `null`."""
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else str(value)
+    """A choice as one writes it in the file: `False` -> `false`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def expected(hint: Any) -> str:

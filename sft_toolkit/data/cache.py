@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,12 @@ def cache_key(parts: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@cache
 def code_fingerprint() -> dict[str, str | int]:
-    """What turns rows into tokens beside the data: this folder's source text and the libraries that render."""
+    """What turns rows into tokens beside the data: this folder's source text and the libraries that render.
+
+    Read once per process: files that are edited while it runs are not the code that it runs.
+    """
     digest = hashlib.sha256()
     here = Path(__file__).parent
     for file in sorted(here.rglob("*.py")):

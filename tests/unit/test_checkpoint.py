@@ -48,15 +48,18 @@ def test_marker_is_written_last_and_lists_sizes(tmp_path: Path) -> None:
     assert why_incomplete(folder) is None
 
 
-def cut(name: str, keep: int) -> Callable[[Path], None]:
+Harm = Callable[[Path], object]
+
+
+def cut(name: str, keep: int) -> Harm:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:keep])
 
 
-def put(name: str, content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(content) and None
+def put(name: str, content: bytes) -> Harm:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
-BROKEN: list[tuple[Callable[[Path], None], str]] = [
+BROKEN: list[tuple[Harm, str]] = [
     (
         put("model.safetensors", bytes(16)),
         "model.safetensors: is no safetensors file (header of 0 bytes in a file of 16)",
@@ -82,7 +85,7 @@ BROKEN: list[tuple[Callable[[Path], None], str]] = [
 
 @pytest.mark.parametrize(("harm", "reason"), BROKEN, ids=[reason[:40] for _, reason in BROKEN])
 def test_a_broken_checkpoint_is_skipped_with_its_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None], reason: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Harm, reason: str
 ) -> None:
     good, broken = make(tmp_path, 4), make(tmp_path, 12)
     harm(broken)

@@ -107,7 +107,8 @@ def test_trainable_share_is_exact_and_logged(caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_everything_trained_is_fp32_on_a_smaller_base(dtype: torch.dtype) -> None:
-    model = inject(tiny_model().to(dtype), LoraArguments(r=4, modules_to_save=["lm_head"]))
+    base: nn.Module = tiny_model()
+    model = inject(base.to(dtype), LoraArguments(r=4, modules_to_save=["lm_head"]))
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     assert (trained, model.get_base_model().model.embed_tokens.weight.dtype) == ({torch.float32}, dtype)
 
@@ -225,7 +226,8 @@ def test_new_tokens_are_learned_and_reload_on_a_fresh_base(tmp_path: Path, tied:
     base = tiny_model(tie_word_embeddings=tied)
     new = new_token_ids(base, tokenizer)
     align(base, tokenizer, end_of_turn_id=4)
-    before = base.get_input_embeddings().weight.detach().clone()
+    table: Any = base.get_input_embeddings()
+    before = table.weight.detach().clone()
     model = inject(base, LoraArguments(r=4), new_token_ids=new)
     ids = torch.tensor([[5, 261, 6, 262, 7, 261]])
     expected = train(model, ids)

@@ -23,7 +23,8 @@ from tests.unit.test_lora_inject import IDS, VARIANTS, difference, logits, train
 
 def base_folder(tmp_path: Path, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
     folder = tmp_path / "base"
-    tiny_model(**overrides).to(dtype).save_pretrained(folder)
+    model: Any = tiny_model(**overrides)
+    model.to(dtype).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
@@ -155,7 +156,7 @@ def test_live_model_that_accelerate_wrapped_is_merged(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     model = inject(tiny_model(), LoraArguments(r=4))
-    next(model.parameters()).ds_id = 0  # type: ignore[attr-defined]
+    next(model.parameters()).ds_id = 0
     with pytest.raises(CheckpointError, match="weights are spread over processes and can't be merged in place"):
         merge_live(model, tiny_tokenizer(), tmp_path / "merged")
 

@@ -8,7 +8,7 @@ import json
 import logging
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -230,7 +230,7 @@ class TestCopies:
 
     def test_read_from_a_command_line(self) -> None:
         line = ["--output_dir", "out", "--max_length", "12", "--packing", "--too_long", "error"]
-        (args,) = HfArgumentParser([SFTArguments]).parse_args_into_dataclasses(line)
+        (args,) = HfArgumentParser(cast(Any, SFTArguments)).parse_args_into_dataclasses(line)
         assert (args.output_dir, args.max_length, args.packing, args.too_long) == ("out", 12, True, "error")
 
 
@@ -245,7 +245,7 @@ class TestFromSections:
     def test_a_backend_is_for_several_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert from_sections({}, backend="gloo").ddp_backend is None
         given: list[SFTArguments] = []
-        monkeypatch.setattr(TrainingArguments, "__post_init__", given.append)
+        monkeypatch.setattr(TrainingArguments, "__post_init__", lambda self: given.append(self))
         monkeypatch.setenv("WORLD_SIZE", "2")
         from_sections({}, backend="gloo")
         assert [args.ddp_backend for args in given] == ["gloo"]
