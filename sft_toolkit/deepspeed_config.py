@@ -130,9 +130,21 @@ def launcher_settings(env: Mapping[str, str]) -> dict[str, Any] | None:
     return config
 
 
-def settings_in_use(args: TrainingArguments, env: Mapping[str, str]) -> Mapping[str, Any] | str | None:
-    """The settings that a run with these arguments takes: its own, else the launcher's, else None."""
-    return args.deepspeed or launcher_settings(env)
+def check_settings_in_use(args: TrainingArguments, env: Mapping[str, str], name: str | None = None) -> None:
+    """`check_deepspeed_config` on what a run with these arguments takes: its own settings, else the launcher's.
+
+    Args:
+        name: what the message calls settings of the arguments; `distributed.deepspeed` where it gave them.
+
+    Raises:
+        ConfigError: see `check_deepspeed_config`.
+    """
+    if args.deepspeed:
+        check_deepspeed_config(args.deepspeed, args, name)
+        return
+    settings = launcher_settings(env)
+    if settings is not None:
+        check_deepspeed_config(settings, args, "the DeepSpeed settings of `accelerate launch`")
 
 
 def check_deepspeed_config(

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from datasets import Dataset
 from torch import nn
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from sft_toolkit.args import ModelArguments, PreparationArguments
+from sft_toolkit.attention import without_adapter
 from sft_toolkit.data.collate import PackedCollator, PaddedCollator
 from sft_toolkit.data.packing import best_fit_decreasing
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset, row_lengths
@@ -18,15 +20,19 @@ from sft_toolkit.training_args import SFTArguments
 
 logger = logging.getLogger(__name__)
 
+TOKEN_COLUMNS = frozenset({"input_ids", "labels", "attention_mask"})
 TEXT_COLUMNS = frozenset({"messages", "conversations", "instruction", "prompt", "text"})
 """A row with one of these and without `input_ids` is text: it is rendered and tokenised."""
 
 
-def resolve_model(model: nn.Module | str | None, args: Any, tokenizer: Any, peft_config: Any) -> tuple[Any, Any]:
-    """Load a model given by name, with its tokenizer, and wrap the model into its adapter.
+def resolve_model(model: Any, args: Any, tokenizer: Any, peft_config: Any) -> tuple[Any, Any]:
+    """Load a model given by name, with its tokenizer; make the two agree; wrap the model into its adapter.
 
     Returns:
         The model and the tokenizer (the one passed in, where there is one).
+
+    Raises:
+        ConfigError: the tokenizer has ids that a model passed in has no row for.
     """
     if (isinstance(model, str) or peft_config is not None) and hasattr(args, "seed"):
         set_seed(args.seed)  # as Trainer does before model_init: an adapter starts from random values
@@ -35,17 +41,48 @@ def resolve_model(model: nn.Module | str | None, args: Any, tokenizer: Any, peft
 
         source = ModelArguments(name_or_path=model)
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(source)
-        model = load_model(
-            source,
-            trains_all_weights=peft_config is None,
-            precision=getattr(args, "mixed_precision", "no"),
-            packing=bool(getattr(args, "packing", False)),
-        )
+        precision, packing = getattr(args, "mixed_precision", "no"), bool(getattr(args, "packing", False))
+        model = load_model(source, trains_all_weights=peft_config is None, precision=precision, packing=packing)
+        _agree(model, tokenizer)
+    elif isinstance(args, SFTArguments) and isinstance(model, PreTrainedModel):
+        _refuse_missing_rows(model, tokenizer)
+        _agree(model, tokenizer)
     if peft_config is not None and model is not None:
         from sft_toolkit.lora.inject import inject
 
         model = inject(model, peft_config)
+    if isinstance(args, SFTArguments):
+        _checkpoint_only_where_it_can(model, args)
     return model, tokenizer
+
+
+def _agree(model: Any, tokenizer: Any) -> None:
+    """Pad and end ids, and the end of an assistant turn as a stop: without it, generation would run on."""
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return
+    from sft_toolkit.data.render import Renderer
+    from sft_toolkit.model import align
+
+    end_of_turn = Renderer(tokenizer, "assistant").end_of_turn
+    for note in align(model, tokenizer, end_of_turn[1] if end_of_turn else None):
+        logger.info("%s", note)
+
+
+def _refuse_missing_rows(model: PreTrainedModel, tokenizer: Any) -> None:
+    from sft_toolkit.model import table_rows
+
+    if isinstance(tokenizer, PreTrainedTokenizerBase) and len(tokenizer) > table_rows(model):
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer)} ids and the model's embedding {table_rows(model)} rows: call "
+            "model.resize_token_embeddings(len(tokenizer)) first"
+        )
+
+
+def _checkpoint_only_where_it_can(model: Any, args: SFTArguments) -> None:
+    # On by default here, while Trainer raises for a module that has no such method.
+    if args.activation_checkpointing and not getattr(without_adapter(model), "supports_gradient_checkpointing", False):
+        logger.warning("activation checkpointing is off: %s does not support it", type(without_adapter(model)).__name__)
+        args.activation_checkpointing = args.gradient_checkpointing = False
 
 
 def with_adapter(model_init: Callable[..., nn.Module], peft_config: Any) -> Callable[[Any], nn.Module]:
@@ -99,7 +136,7 @@ def collator_for(dataset: Any, tokenizer: Any) -> Any:
     """The collator of our own layouts, or of plain token rows with labels; None leaves the choice to Trainer."""
     if isinstance(dataset, PackedDataset):
         return PackedCollator()
-    if isinstance(dataset, RowsDataset) or "labels" in _columns(dataset):
+    if isinstance(dataset, RowsDataset) or _is_token_rows(dataset):
         pad = getattr(tokenizer, "pad_token_id", None)
         # Without a tokenizer the pad id is never looked at: padding is masked and carries no label.
         return PaddedCollator(pad_token_id=0 if pad is None else pad)
@@ -131,13 +168,25 @@ def refuse_unsupported(args: Any) -> None:
 
 
 def _packed_tokens(dataset: Any, args: SFTArguments) -> PackedDataset:
+    if not isinstance(dataset, Dataset):
+        dataset = Dataset.from_list([dataset[i] for i in range(len(dataset))])
     lengths = row_lengths(dataset)
     if int(lengths.max(initial=0)) > args.max_length:
         raise ConfigError(
             f"packing: the longest of the token rows has {int(lengths.max())} tokens, more than max_length "
             f"{args.max_length}; token rows are never cut: raise max_length or shorten them"
         )
+    if "attention_mask" in dataset.column_names and any(0 in row for row in dataset["attention_mask"]):
+        raise ConfigError("packing: the token rows are padded already (attention_mask holds zeros); leave padding out")
     return PackedDataset(dataset, best_fit_decreasing(lengths, args.max_length))
+
+
+def _is_token_rows(dataset: Any) -> bool:
+    """Rows of ids with a label for each: not the one class label of a classifier, nor anything beside text."""
+    if not {"input_ids", "labels"} <= _columns(dataset) <= {*TOKEN_COLUMNS, "row", "source"}:
+        return False
+    first = dataset[0]
+    return hasattr(first["labels"], "__len__") and len(first["labels"]) == len(first["input_ids"])
 
 
 def _columns(dataset: Any) -> set[str]:

@@ -209,8 +209,7 @@ def _resize(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         return []
     model.resize_token_embeddings(wanted)
     return [
-        f"the embedding grew from {rows} to {wanted} rows for new tokens; under LoRA the new rows are only learned "
-        "with lora.modules_to_save or trainable_token_indices"
+        f"the embedding grew from {rows} to {wanted} rows for new tokens, which start random and have to be trained"
     ]
 
 

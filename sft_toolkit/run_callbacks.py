@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from torch import nn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from sft_toolkit.callbacks.manifest import ManifestCallback
@@ -94,8 +95,15 @@ class RunCallbacks:
         from sft_toolkit.evaluation.score import score
 
         held_out = next(iter(prepared.evals.values()))
+
+        def in_training_precision(model: nn.Module) -> Any:
+            # peft's generate goes past the forward that accelerate wraps in autocast; a bf16 base with fp32 modules
+            # to save then meets two dtypes.
+            with cast(Any, self._engagement.trainer).accelerator.autocast():
+                return score(model, tokenizer, held_out, config.evaluation)
+
         wired = {
-            "score": lambda model: score(model, tokenizer, held_out, config.evaluation),
+            "score": in_training_precision,
             "show": config.evaluation.show,
             "interrupted": self._interrupted,
         }

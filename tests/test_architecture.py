@@ -51,7 +51,7 @@ LAW: dict[str, set[str]] = {
     "callbacks": {"checkpoint"},
     "evaluation": set(),
     # the trainer
-    "intake": {"data", "lora", "model", "training_args"},
+    "intake": {"attention", "data", "lora", "model", "training_args"},
     "loop_chores": {"attention", "data", "trainer"},
     "trainer": {"accounting", "attention", "data", "intake", "loop_chores", "loss", "training_args"},
     # the run

@@ -29,7 +29,7 @@ class PaddedCollator:
     """Rows -> one right-padded batch.
 
     `attention_mask` is made from the lengths, never from the ids: a pad token that equals the end-of-turn token
-    stays visible and supervised where it is text.
+    stays visible and supervised where it is text. A row that brings its own mask keeps it.
 
     Args:
         pad_token_id: id put behind the shorter rows.
@@ -52,7 +52,7 @@ class PaddedCollator:
         labels = np.full(shape, IGNORED, dtype=np.int64)
         for i, (ids, targets) in enumerate(documents):
             input_ids[i, : len(ids)] = ids
-            attention_mask[i, : len(ids)] = 1
+            attention_mask[i, : len(ids)] = rows[i].get("attention_mask", 1)
             labels[i, : len(ids)] = targets
         return {
             "input_ids": torch.from_numpy(input_ids),

@@ -8,7 +8,7 @@ before their text is the user's header.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from sft_toolkit.data.conversation import RowError
@@ -30,33 +30,29 @@ def learn(render: Render, specials: Sequence[str], added: Sequence[str]) -> Gram
     """
     lead = _leading_roles(render)
     one, two = [*lead, "assistant"], [*lead, "assistant", "user", "assistant"]
-    single, pair = plain_layout(render, one), _attempt(render, two) or plain_layout(render, one)
-    for layout, roles in ((single, one), (pair, two)):
-        if len(layout.slots) not in (len(roles), len(one)):
-            raise Unproven("the chat template leaves out or repeats a plain user or assistant message")
+    single, pair, with_system = plain_layout(render, one), _attempt(render, two), _attempt(render, ["system", "user"])
+    if len(single.slots) != len(one) or (pair and len(pair.slots) != len(two)):
+        raise Unproven("the chat template leaves out or repeats a plain user or assistant message")
     special_tokens, added_tokens = pattern(specials), pattern(added)
-    user = len(lead) - 1
-    before_user, after_last = single.before(user), single.before(-1)
-    again = pair.before(user + 2) if len(pair.slots) == len(two) else after_last
 
+    before_user, before_answer = single.before(-3), single.before(-2)
+    before_next_user = pair.before(-3) if pair else ""
+    before_first_text = with_system.before(0) if with_system else before_user
+    openings = {*special_tokens.findall(before_first_text), *special_tokens.findall(before_user)[-1:]}
+    call = _layout_of_call(render, lead)
+    endings = _endings(single.before(-1), before_next_user, openings, added_tokens)
+    closings = endings + _call_endings(call, endings, added_tokens)
+    user_header = _common_end(_atoms(before_user, special_tokens), _atoms(before_next_user, special_tokens), closings)
     header = _generation_header(render, lead, special_tokens)
-    closings = added_tokens.findall(after_last)[:1]
-    openings = {*special_tokens.findall(header), *special_tokens.findall(before_user)[-1:]}
-    closings += [token for token in added_tokens.findall(again)[:1] if token not in {*openings, *closings}]
-    calls = _layout_of_call(render, lead)
-    if calls and not set(closings).intersection(added_tokens.findall(calls.before(-1))):
-        closings += special_tokens.findall(calls.before(-1))[-1:]
-
-    first_user, second_user = _atoms(before_user, special_tokens), _atoms(again, special_tokens)
-    user_header = _common_end(first_user, second_user, closings) if len(pair.slots) == len(two) else ""
     return Grammar(
-        headers=_headers(header, [single.before(user + 1), pair.before(user + 1)]),
+        headers=_headers(header, [before_answer, pair.before(-4) if pair else before_answer]),
+        end_of_turn=endings[0] if endings else None,
         closings=tuple(closings),
-        shows_calls=calls is not None,
+        shows_calls=call is not None,
         controls=pattern([*specials, *closings]),
         initials=frozenset(token[0] for token in (*specials, *closings) if token),
         user_header=user_header,
-        default_system=_default_system(render, before_user, user_header, special_tokens) if user == 0 else "",
+        default_system=_default_system(with_system, before_user, user_header, special_tokens),
     )
 
 
@@ -78,15 +74,13 @@ def pattern(tokens: Iterable[str]) -> re.Pattern[str]:
 
 def _leading_roles(render: Render) -> list[str]:
     """Roles that a plain conversation begins with: some templates demand a system message."""
-    for roles in (["user"], ["system", "user"]):
-        layout = _attempt(render, [*roles, "assistant"])
-        if layout is not None:
-            return roles
     try:
         plain_layout(render, ["user", "assistant"])
     except RowError as error:
-        raise Unproven(f"the chat template refuses one user turn with one assistant turn: {error}") from error
-    raise AssertionError("unreachable: the attempt above failed with a RowError")
+        if _attempt(render, ["system", "user", "assistant"]) is None:
+            raise Unproven(f"the chat template refuses one user turn with one assistant turn: {error}") from error
+        return ["system", "user"]
+    return ["user"]
 
 
 def _attempt(render: Render, roles: Sequence[str], prompt: bool = False) -> Layout | None:
@@ -108,6 +102,20 @@ def _layout_of_call(render: Render, lead: list[str]) -> Layout | None:
         return None
     shown = [slot.message for slot in layout.slots]
     return layout if shown.count(len(lead)) == 2 and shown[-1] == len(lead) else None
+
+
+def _endings(after_last: str, before_next_user: str, openings: Collection[str], added: re.Pattern[str]) -> list[str]:
+    """The token that ends the last answer and, where it is another one, the token that ends an earlier answer."""
+    endings: list[str] = added.findall(after_last)[:1]
+    # Where nothing ends a turn, the first token after it begins the next one.
+    return endings + [token for token in added.findall(before_next_user)[:1] if token not in {*openings, *endings}]
+
+
+def _call_endings(call: Layout | None, endings: list[str], added: re.Pattern[str]) -> list[str]:
+    """The token that ends a turn with a tool call, where none of `endings` does."""
+    tokens: list[str] = added.findall(call.before(-1)) if call else []
+    # Parts of a call may have closing tokens of their own; the one that ends the turn comes last.
+    return [] if set(endings).intersection(tokens) else tokens[-1:]
 
 
 def _generation_header(render: Render, lead: list[str], specials: re.Pattern[str]) -> str:
@@ -156,12 +164,11 @@ def _common_end(first: list[str], second: list[str], closings: Iterable[str]) ->
     return common.lstrip()
 
 
-def _default_system(render: Render, before_user: str, user_header: str, specials: re.Pattern[str]) -> str:
+def _default_system(with_system: Layout | None, before_user: str, user_header: str, specials: re.Pattern[str]) -> str:
     """The text that stands where a system message would, in a conversation that has none."""
-    layout = _attempt(render, ["system", "user"])
-    if layout is None or not user_header or not layout.slots or layout.slots[0].message != 0:
+    if with_system is None or not user_header or not with_system.slots or with_system.slots[0].message != 0:
         return ""
-    lead = layout.before(0)
+    lead = with_system.before(0)
     if not before_user.startswith(lead):
         return ""
     return specials.split(before_user[len(lead) :].removesuffix(user_header))[0].strip()

@@ -107,14 +107,14 @@ class Renderer:
 
     @property
     def end_of_turn(self) -> tuple[str, int] | None:
-        """Text and id of the token that closes the last assistant turn; None without a template or such a token."""
+        """Text and id of the token that ends an assistant's answer; None without a template or such a token."""
         if self._tokenizer.chat_template is None:
             return None
         try:
-            closings = self._template.grammar().closings
+            text = self._template.grammar().end_of_turn
         except Unproven:
             return None
-        return (closings[0], self._id_of(closings[0])) if closings else None
+        return (text, self._id_of(text)) if text else None
 
     def encode(self, examples: Sequence[Example]) -> list[Tokens | Refusal]:
         """Tokens of each example, or why there are none, in order.

@@ -75,7 +75,8 @@ class Grammar:
 
     Attributes:
         headers: texts after which an assistant speaks, the longest first; none where turns just follow one another.
-        closings: tokens that end an assistant's turn: the last one's first, then those that only other turns have.
+        end_of_turn: the token that ends an assistant's answer, None where nothing does.
+        closings: every token that ends an assistant's turn: an answer, an earlier answer, a tool call.
         shows_calls: the template shows the tool calls of an assistant.
         controls: finds every control token in a text.
         initials: the first characters of the control tokens.
@@ -84,6 +85,7 @@ class Grammar:
     """
 
     headers: tuple[str, ...]
+    end_of_turn: str | None
     closings: tuple[str, ...]
     shows_calls: bool
     controls: re.Pattern[str]
@@ -184,7 +186,8 @@ def unmark(marked: str, owners: Sequence[int]) -> Layout:
             slots.append(Slot(number, owners[number], opened[1], length))
             opened = None
         else:
-            raise Unproven(f"the chat template cuts or nests the text of message {owners[number] + 1}")
+            cut = opened[0] if opened else number
+            raise Unproven(f"the chat template cuts the text of message {owners[cut] + 1}")
     if opened is not None:
         raise Unproven(f"the chat template cuts the text of message {owners[opened[0]] + 1}")
     return Layout("".join([*parts, marked[at:]]), tuple(slots))

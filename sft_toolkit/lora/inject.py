@@ -77,6 +77,10 @@ def _start(model: Any, config: PeftConfig) -> PeftModel:
 
 
 def _with_new_tokens(model: Any, config: PeftConfig, ids: Sequence[int]) -> PeftConfig:
+    if ids and not isinstance(config, LoraConfig):
+        logger.warning(
+            "%s does not train the rows of %d new tokens, which stay random", type(config).__name__, len(ids)
+        )
     if not ids or not isinstance(config, LoraConfig) or config.trainable_token_indices:
         return config
     names = list(tables(model))[: 1 if is_tied(model) else None]  # a tied head follows the embedding by itself

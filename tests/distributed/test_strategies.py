@@ -1,4 +1,4 @@
-"""Two real ranks under each strategy make the update of one rank, and save weights that load without DeepSpeed."""
+"""Two real ranks under each strategy make the updates of one rank, and save weights that load without DeepSpeed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from tests.distributed.launch import build_operators, run_ranks
 from tests.distributed.workers import train
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.slow
-LABELS = [1, 15, 3, 25, 2, 9, 4, 11]
 # Adam with settings that are all away from their defaults, so that one that gets lost on the way shows.
-ADAM: dict[str, Any] = {
+UPDATES: dict[str, Any] = {
+    "labels": [1, 15, 3, 25, 2, 9, 4, 11],
+    "gradient_accumulation_steps": 2,
     "optim": "adamw_torch",
     "learning_rate": 0.01,
     "adam_beta1": 0.8,
@@ -25,6 +27,31 @@ ADAM: dict[str, Any] = {
     "weight_decay": 0.1,
     "max_grad_norm": 0.5,
     "max_steps": 2,
+}
+# 5 rows and 3 held-out rows do not divide by 2, and every step is saved.
+UNEVEN: dict[str, Any] = {
+    "labels": [1, 15, 3, 25, 2],
+    "evaluate": [7, 2, 20],
+    "eval_strategy": "epoch",
+    "per_device_eval_batch_size": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "max_steps": 3,
+    "learning_rate": 0.1,
+}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp", "num_processes": 2, "backend": "gloo"},
+    "zero1": {"strategy": "zero1"},
+    "zero2": {"strategy": "zero2"},
+    "zero2-offload": {"strategy": "zero2", "offload_optimizer": "cpu"},
+    "zero3": {"strategy": "zero3"},
+    "zero3-offload": {"strategy": "zero3", "offload_optimizer": "cpu", "offload_param": "cpu"},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    # A mean per rank would weigh the single label 15 times too much.
+    "labels": {"distributed": {"strategy": "zero3"}, "labels": [1, 15]},
+    "adapter": {"distributed": {"strategy": "zero3"}, "labels": [1, 15], "adapter": True},
+    "uneven": {"distributed": {"strategy": "zero2"}, **UNEVEN},
 }
 
 
@@ -36,6 +63,27 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(model_dir: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What both ranks returned, by case; all in one launch, since most of its time is imports."""
+    cases = {name: {"distributed": asked, **UPDATES} for name, asked in STRATEGIES.items()} | OTHERS
+    shared = {"model_dir": model_dir, "per_device_train_batch_size": 1}
+    runs = [{"output_dir": str(folder / name), **shared, **case} for name, case in cases.items()]
+    returned = run_ranks("tests.distributed.workers:train_all", {"cases": runs}, timeout=240)
+    return {name: [rank[i] for rank in returned] for i, name in enumerate(cases)}
+
+
+@pytest.fixture(scope="module")
+def alone(model_dir: str, folder: Path) -> dict[str, Any]:
+    """The same updates on one rank, with batches twice as large."""
+    return train(model_dir, str(folder / "alone"), per_device_train_batch_size=2, **UPDATES)
+
+
 def weights(output_dir: Path, name: str = "model.safetensors") -> dict[str, torch.Tensor]:
     return load_file(output_dir / "final" / name)
 
@@ -45,78 +93,88 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-@pytest.fixture(scope="module")
-def one_rank(model_dir: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    folder = tmp_path_factory.mktemp("one_rank")
-    layout = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    return train(model_dir, str(folder), LABELS, **layout, **ADAM), folder
-
-
-@pytest.mark.parametrize(
-    ("asked", "through"),
-    [
-        ({"strategy": "ddp", "num_processes": 2, "backend": "gloo"}, "accelerate"),
-        ({"strategy": "zero1"}, "torchrun"),
-        ({"strategy": "zero2"}, "deepspeed"),
-        ({"strategy": "zero2", "offload_optimizer": "cpu"}, "torchrun"),
-        ({"strategy": "zero3"}, "torchrun"),
-        ({"strategy": "zero3", "offload_optimizer": "cpu", "offload_param": "cpu"}, "deepspeed"),
-    ],
-    ids=lambda value: "-".join(str(v) for v in value.values()) if isinstance(value, dict) else value,
-)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_two_ranks_make_the_updates_of_one(
-    asked: dict[str, Any], through: str, model_dir: str, one_rank: tuple[dict[str, Any], Path], tmp_path: Path
+    name: str, ranks: dict[str, list[dict[str, Any]]], alone: dict[str, Any], folder: Path
 ) -> None:
-    reference, folder = one_rank
-    arguments = {"model_dir": model_dir, "output_dir": str(tmp_path), "labels": LABELS, "distributed": asked}
-    layout = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-    first, second = run_ranks("tests.distributed.workers:train", {**arguments, **layout, **ADAM}, through=through)
-    assert first["engaged"] == second["engaged"]
-    assert first["engaged"]["strategy"] == asked["strategy"]
-    offload = {name.removeprefix("offload_"): device for name, device in asked.items() if "offload" in name}
-    assert first["engaged"]["offload"] == offload
-    assert (first["engaged"]["world_size"], first["engaged"]["global_batch"]) == (2, 4)
-    assert first["engaged"]["parameters_total"] == tiny_model().num_parameters()
-    assert first["supervised_tokens"] == reference["supervised_tokens"] == [44, 70]
-    for name in ("loss", "grad_norm"):
-        assert first[name] == pytest.approx(reference[name], rel=1e-5), name
-    assert largest_difference(weights(folder), weights(tmp_path)) < 1e-5
+    first, second = ranks[name]
+    assert first["loss"] == second["loss"]
+    assert first["supervised_tokens"] == alone["supervised_tokens"] == [44, 70]
+    for key in ("loss", "grad_norm"):
+        assert first[key] == pytest.approx(alone[key], rel=1e-5), key
+    assert largest_difference(weights(folder / "alone"), weights(folder / name)) < 1e-5
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_one_label_and_fifteen_weigh_by_their_tokens(strategy: str, model_dir: str, tmp_path: Path) -> None:
-    alone = train(model_dir, str(tmp_path / "one"), [1, 15], per_device_train_batch_size=2)
-    asked = {"distributed": {"strategy": strategy}, "per_device_train_batch_size": 1}
-    arguments = {"model_dir": model_dir, "output_dir": str(tmp_path / "two"), "labels": [1, 15], **asked}
-    first, _ = run_ranks("tests.distributed.workers:train", arguments)
-    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-6)
-    assert largest_difference(weights(tmp_path / "one"), weights(tmp_path / "two")) < 1e-6
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_was_asked_for_engaged(name: str, ranks: dict[str, list[dict[str, Any]]]) -> None:
+    asked, found = STRATEGIES[name], ranks[name][0]["engaged"]
+    offload = {key.removeprefix("offload_"): device for key, device in asked.items() if key.startswith("offload")}
+    size = tiny_model().num_parameters()
+    assert found == {
+        "strategy": asked["strategy"],
+        "world_size": 2,
+        "local_world_size": 2,
+        "nodes": 1,
+        "device": "cpu",
+        "precision": "fp32",
+        "micro_batch": 1,
+        "accumulation": 2,
+        "global_batch": 4,
+        "parameters_total": size,
+        "parameters_trainable": size,
+        "offload": offload,
+    }
 
 
-def test_an_adapter_under_zero3_is_saved_whole(model_dir: str, tmp_path: Path) -> None:
-    alone = train(model_dir, str(tmp_path / "one"), [1, 15], adapter=True, per_device_train_batch_size=2)
-    asked = {"distributed": {"strategy": "zero3"}, "adapter": True, "per_device_train_batch_size": 1}
-    arguments = {"model_dir": model_dir, "output_dir": str(tmp_path / "two"), "labels": [1, 15], **asked}
-    first, _ = run_ranks("tests.distributed.workers:train", arguments)
-    assert first["engaged"]["parameters_trainable"] == alone["engaged"]["parameters_trainable"] == 2 * 4 * (64 + 48)
-    one, two = (weights(tmp_path / name, "adapter_model.safetensors") for name in ("one", "two"))
-    assert largest_difference(one, two) < 1e-6
+@pytest.mark.parametrize("name", ["zero2", "zero3-offload"])
+def test_what_was_saved_loads_without_deepspeed(
+    name: str, ranks: dict[str, list[dict[str, Any]]], folder: Path
+) -> None:
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder / name / "final", output_loading_info=True)
+    model, info = loaded
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert largest_difference(weights(folder / name), model.state_dict()) == 0
 
 
-def test_uneven_rows_end_and_count_once(model_dir: str, tmp_path: Path) -> None:
-    """5 rows and 3 held-out rows on 2 ranks: the last update has one row, and nobody waits for the other."""
-    labels, held_out = [1, 15, 3, 25, 2], [7, 2, 20]
-    layout = {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 1, "max_steps": 3, "learning_rate": 0.1}
-    alone = train(model_dir, str(tmp_path / "one"), labels, evaluate=held_out, per_device_train_batch_size=2, **layout)
-    arguments = {"model_dir": model_dir, "output_dir": str(tmp_path / "two"), "labels": labels, "evaluate": held_out}
-    first, _ = run_ranks(
-        "tests.distributed.workers:train",
-        {**arguments, **layout, "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1},
-    )
-    assert (first["steps"], alone["steps"]) == (3, 3)
-    assert first["supervised_tokens"] == alone["supervised_tokens"] == [16, 44, 46]
-    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-5)
-    assert first["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-5)
-    assert sorted(path.name for path in (tmp_path / "two").glob("checkpoint-*")) == [
-        f"checkpoint-{n}" for n in (1, 2, 3)
+def test_one_label_and_fifteen_weigh_by_their_tokens(
+    ranks: dict[str, list[dict[str, Any]]], model_dir: str, folder: Path, tmp_path: Path
+) -> None:
+    alone = train(model_dir, str(tmp_path), [1, 15], per_device_train_batch_size=2)
+    assert ranks["labels"][0]["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+    assert largest_difference(weights(tmp_path), weights(folder / "labels")) < 1e-6
+
+
+def test_an_adapter_under_zero3_is_saved_whole(
+    ranks: dict[str, list[dict[str, Any]]], model_dir: str, folder: Path, tmp_path: Path
+) -> None:
+    alone = train(model_dir, str(tmp_path), [1, 15], adapter=True, per_device_train_batch_size=2)
+    trainable = 2 * 4 * ((32 + 32) + (32 + 16))  # layers x rank x (q_proj, v_proj: inputs + outputs)
+    assert ranks["adapter"][0]["engaged"]["parameters_trainable"] == trainable
+    name = "adapter_model.safetensors"
+    assert largest_difference(weights(tmp_path, name), weights(folder / "adapter", name)) < 1e-6
+    assert ranks["adapter"][0]["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+
+
+def test_rows_that_do_not_divide_are_counted_once(
+    ranks: dict[str, list[dict[str, Any]]], model_dir: str, folder: Path, tmp_path: Path
+) -> None:
+    alone = train(model_dir, str(tmp_path), **{**UNEVEN, "save_strategy": "no"}, per_device_train_batch_size=2)
+    found = ranks["uneven"][0]
+    assert (found["steps"], found["supervised_tokens"]) == (3, [16, 44, 46])
+    assert found["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert found["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-5)
+    saved = sorted(path.name for path in (folder / "uneven").glob("checkpoint-*"))
+    assert saved == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+
+
+def test_accelerates_deepspeed_launcher_leaves_the_settings_to_the_run(model_dir: str, tmp_path: Path) -> None:
+    asked = {"distributed": {"strategy": "zero3", "num_processes": 2}, "labels": [1, 15], "adapter": False}
+    arguments = {"model_dir": model_dir, "output_dir": str(tmp_path), "per_device_train_batch_size": 1, **asked}
+    first, _ = run_ranks("tests.distributed.workers:train", arguments, through="deepspeed")
+    assert first["block"].splitlines()[:4] == [
+        "processes   2 processes on 1 node, device cpu",
+        "strategy    zero3",
+        "precision   fp32",
+        "batch       1 x 1 accumulated x 2 ranks = 2",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -15,6 +16,11 @@ def environment() -> dict[str, str]:
 def sleep(seconds: float) -> None:
     """Outlive the watchdog."""
     time.sleep(seconds)
+
+
+def train_all(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Several trainings, one after the other in the same processes."""
+    return [train(**case) for case in cases]
 
 
 def train(
@@ -42,7 +48,7 @@ def train(
 
     from sft_toolkit import SFTArguments, SFTTrainer
     from sft_toolkit.args import DistributedArguments
-    from sft_toolkit.deepspeed_config import check_deepspeed_config, choose_deepspeed_config, settings_in_use
+    from sft_toolkit.deepspeed_config import check_settings_in_use, choose_deepspeed_config
     from sft_toolkit.distributed import check_engaged, check_launch, describe, engaged, start_process_group
     from tests.tiny import tiny_tokenizer
     from tests.training import lora, rows_with_labels, sgd_arguments
@@ -50,11 +56,9 @@ def train(
     asked = DistributedArguments(**(distributed or {}))
     check_launch(asked, os.environ)
     args: SFTArguments = sgd_arguments(
-        output_dir, deepspeed=choose_deepspeed_config(asked, os.environ), report_to="none", **changes
+        Path(output_dir), deepspeed=choose_deepspeed_config(asked, os.environ), report_to="none", **changes
     )
-    settings = settings_in_use(args, os.environ)
-    if settings is not None:
-        check_deepspeed_config(settings, args)
+    check_settings_in_use(args, os.environ)
     start_process_group(args)
     trainer = SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32),

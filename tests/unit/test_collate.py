@@ -109,3 +109,11 @@ def test_lengths_follow_a_selection_of_rows() -> None:
     assert row_lengths(tokens).tolist() == [4, 2, 3]
     assert row_lengths(tokens.select([2, 2, 1])).tolist() == [3, 3, 2]
     assert row_lengths(tokens.select([])).tolist() == []
+
+
+def test_a_row_that_brings_its_own_mask_keeps_it() -> None:
+    rows = [
+        {"input_ids": [0, 0, 7], "labels": [-100, -100, 7], "attention_mask": [0, 0, 1]},  # padded on the left already
+        {"input_ids": [8, 9], "labels": [8, 9]},
+    ]
+    assert PaddedCollator(pad_token_id=0)(rows)["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 0]]

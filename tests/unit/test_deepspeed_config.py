@@ -15,6 +15,7 @@ from sft_toolkit.deepspeed_config import (
     build_deepspeed_config,
     check_client_optimizer,
     check_deepspeed_config,
+    check_settings_in_use,
     choose_deepspeed_config,
     launcher_settings,
     packaged,
@@ -245,6 +246,17 @@ def test_the_launchers_settings(tmp_path: Path) -> None:
         "gradient_accumulation_steps": 4,
         "gradient_clipping": "auto",
     }
+
+
+def test_the_settings_in_use_are_checked_under_their_name(tmp_path: Path) -> None:
+    launcher = {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
+    args = arguments(tmp_path)
+    check_settings_in_use(args, {})
+    with pytest.raises(ConfigError, match=r"^the DeepSpeed settings of `accelerate launch` contradict the arguments"):
+        check_settings_in_use(args, launcher)
+    args.deepspeed = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}
+    with pytest.raises(ConfigError, match=r"^ds\.json contradict the arguments"):
+        check_settings_in_use(args, launcher, "ds.json")
 
 
 def test_one_source_is_chosen(tmp_path: Path) -> None:

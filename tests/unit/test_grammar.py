@@ -132,5 +132,26 @@ def test_a_template_that_shows_no_answers_is_refused() -> None:
 
 
 def test_a_template_that_refuses_everything_says_its_reason() -> None:
-    with pytest.raises(Unproven, match="refuses one user turn with one assistant turn: .*not today"):
+    with pytest.raises(Unproven, match=r"refuses one user turn with one assistant turn: .*not today"):
         learned("{{ raise_exception('not today') }}")
+
+
+def test_a_template_that_ends_only_earlier_turns_has_their_closing_token() -> None:
+    forgetful = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}"
+        "{% if not loop.last or add_generation_prompt %}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+    )
+    grammar = learned(forgetful)
+    assert (grammar.headers, grammar.closings) == (("<|im_end|><|im_start|>assistant:",), ("<|im_end|>",))
+
+
+def test_what_ends_a_call_ends_no_answer() -> None:
+    tokenizer = tiny_tokenizer(
+        "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}</call>{% endfor %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+    )
+    tokenizer.add_tokens(["</call>"])
+    grammar = ChatTemplate(tokenizer).grammar()
+    assert (grammar.end_of_turn, grammar.closings) == (None, ("</call>",))

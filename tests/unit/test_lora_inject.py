@@ -245,6 +245,13 @@ def test_new_tokens_leave_a_fully_trained_embedding_as_asked() -> None:
     assert model.peft_config["default"].trainable_token_indices is None
 
 
+def test_new_tokens_that_no_adapter_trains_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    ia3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+    with caplog.at_level(logging.WARNING, "sft_toolkit.lora.inject"):
+        inject(tiny_model(), ia3, new_token_ids=[259, 260])
+    assert caplog.messages == ["IA3Config does not train the rows of 2 new tokens, which stay random"]
+
+
 def test_a_table_that_was_only_resized_reloads(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "base")
     base = tiny_model()

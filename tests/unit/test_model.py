@@ -211,7 +211,8 @@ def test_full_training_of_fp16_weights_is_refused() -> None:
 
 
 def test_bf16_checkpoint_is_trained_in_fp32_and_loaded_in_bf16_below_an_adapter(folder: Path) -> None:
-    tiny_model().to(torch.bfloat16).save_pretrained(folder)
+    model: Any = tiny_model()
+    model.to(torch.bfloat16).save_pretrained(folder)
     assert {p.dtype for p in load(folder, precision="bf16").parameters()} == {torch.float32}
     assert {p.dtype for p in load(folder, precision="bf16", trains_all_weights=False).parameters()} == {torch.bfloat16}
 

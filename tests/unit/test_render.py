@@ -1,4 +1,4 @@
-"""Conversations -> ids and labels, over all template families: ids of one whole render, and exactly the answers learned."""
+"""Conversations -> ids and labels over all template families: ids of one whole render, exactly the answers learned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 
 from sft_toolkit.args import Supervise
 from sft_toolkit.data import render as notes
@@ -14,7 +14,6 @@ from sft_toolkit.data.conversation import Conversation, Message
 from sft_toolkit.data.render import Refusal, Renderer, Tokens
 from sft_toolkit.data.supervision import IDLE_WEIGHT
 from sft_toolkit.data.template import CALLS_AS_TEXT, LEFT_OUT, TRIMMED
-from sft_toolkit.errors import ConfigError
 from tests.templates import FAMILIES
 from tests.tiny import supervised_text, tiny_tokenizer
 
@@ -37,7 +36,7 @@ def call(**arguments: Any) -> list[dict[str, Any]]:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, supervise: Supervise = "assistant"
+    tokenizer: PreTrainedTokenizerFast, conversation: Conversation, supervise: Supervise = "assistant"
 ) -> tuple[str, list[str]]:
     """What is learned of a conversation, and the remarks on it; its ids are checked against transformers' own."""
     (tokens,) = Renderer(tokenizer, supervise).encode([conversation])
@@ -46,14 +45,13 @@ def encode(
     return supervised_text(tokenizer, tokens.input_ids, tokens.labels), list(tokens.notes)
 
 
-def own_ids(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> list[int]:
+def own_ids(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> list[int]:
     messages = [message.as_template_dict() for message in conversation.messages]
-    ids = tokenizer.apply_chat_template(messages, tools=conversation.tools, **conversation.template_kwargs)["input_ids"]
-    assert isinstance(ids, list)
-    return ids
+    rendered: Any = tokenizer.apply_chat_template(messages, **conversation.template_kwargs)
+    return list(rendered["input_ids"])
 
 
-def refused(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> Refusal:
+def refused(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> Refusal:
     (refusal,) = Renderer(tokenizer).encode([conversation])
     assert isinstance(refusal, Refusal)
     return refusal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from sft_toolkit.data.spans import user_turn_starts as starts
 OPEN_0, CLOSE_0, OPEN_1, CLOSE_1 = map(chr, range(0x10E000, 0x10E004))
 GRAMMAR = Grammar(
     headers=("<A><think>", "<A>"),
+    end_of_turn="<E>",
     closings=("<E>",),
     shows_calls=True,
     controls=re.compile("<A>|<U>|<E>"),
@@ -21,14 +23,15 @@ GRAMMAR = Grammar(
 )
 
 
-def marked(*messages: dict[str, object]) -> tuple[list[dict[str, object]], Marker]:
+def marked(*messages: dict[str, Any]) -> tuple[list[dict[str, Any]], Marker]:
     marker = Marker()
     return marker.mark(messages), marker
 
 
 def layout(*pieces: tuple[int | None, str]) -> Layout:
     """A layout from (message or None for the template's own, text)."""
-    text, slots = "", []
+    text = ""
+    slots: list[Slot] = []
     for message, piece in pieces:
         if message is not None:
             slots.append(Slot(len(slots), message, len(text), len(text) + len(piece)))
@@ -76,7 +79,11 @@ def test_names_and_strings_of_tool_calls_are_marked_and_the_rest_is_listed() -> 
 
 
 def test_marking_leaves_the_messages_of_the_caller_alone() -> None:
-    message = {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "y"}}}]}
+    message = {
+        "role": "assistant",
+        "content": "x",
+        "tool_calls": [{"function": {"name": "f", "arguments": {"a": "y"}}}],
+    }
     marked(message)
     assert message == {
         "role": "assistant",
@@ -105,8 +112,8 @@ def test_unmark_gives_the_plain_text_and_the_places() -> None:
     ("text", "reason"),
     [
         (f"a{OPEN_0}b", "the chat template cuts the text of message 5"),
-        (f"ab{CLOSE_0}", "the chat template cuts or nests the text of message 5"),
-        (f"{OPEN_0}a{OPEN_1}b{CLOSE_1}{CLOSE_0}", "the chat template cuts or nests the text of message 6"),
+        (f"ab{CLOSE_0}", "the chat template cuts the text of message 5"),
+        (f"{OPEN_0}a{OPEN_1}b{CLOSE_1}{CLOSE_0}", "the chat template cuts the text of message 5"),
         (chr(0x10F000), r"the conversation holds a character of the private range"),
     ],
 )
@@ -147,7 +154,9 @@ def test_without_header_a_turn_begins_where_the_inference_prompt_ends() -> None:
 
 
 def test_a_message_without_text_is_found_by_its_header_if_there_is_only_one() -> None:
-    empty = layout((None, "<U>"), (0, "hi"), (None, "<E><A><E><U>"), (2, "go"), (None, "<E><A>"), (3, "b"), (None, "<E>"))
+    empty = layout(
+        (None, "<U>"), (0, "hi"), (None, "<E><A><E><U>"), (2, "go"), (None, "<E><A>"), (3, "b"), (None, "<E>")
+    )
     assert turns(empty, 1, 3) == [("<E>", "<E>"), ("b<E>", "<E>")]
     twice = layout((None, "<U>"), (0, "hi"), (None, "<E><A><E><A>"), (2, "b"), (None, "<E>"))
     with pytest.raises(Unproven, match="message 2 shows no text of its own, so its place can't be told"):
@@ -164,7 +173,16 @@ def test_a_message_shown_twice_or_mixed_with_another_is_refused() -> None:
 
 
 def test_user_turns_begin_at_their_header() -> None:
-    view = layout((None, "<s>"), (0, "sys"), (None, "<E><U>"), (1, "hi"), (None, "<E><A>"), (2, "b"), (None, "<E>\n<U>"), (3, "go"))
+    view = layout(
+        (None, "<s>"),
+        (0, "sys"),
+        (None, "<E><U>"),
+        (1, "hi"),
+        (None, "<E><A>"),
+        (2, "b"),
+        (None, "<E>\n<U>"),
+        (3, "go"),
+    )
     assert [view.text[at : at + 5] for at in starts(view, {1, 3}, {0}, "<U>")] == ["<U>hi", "<U>go"]
 
 
@@ -172,7 +190,9 @@ def test_user_turns_begin_at_their_header() -> None:
     "view",
     [
         layout((None, "<A>"), (2, "b"), (None, "<E><U>"), (1, "hi")),  # an answer before the first question
-        layout((None, "<U>"), (0, "sys"), (None, "\n"), (1, "hi"), (None, "<E><U>"), (3, "go")),  # system in a user turn
+        layout(
+            (None, "<U>"), (0, "sys"), (None, "\n"), (1, "hi"), (None, "<E><U>"), (3, "go")
+        ),  # system in a user turn
         layout((None, "<U>"), (1, "hi"), (None, "<E>"), (0, "sys"), (None, "<U>"), (3, "go")),  # system in the middle
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_ready_tokens_are_left_alone_and_padded_with_their_labels(tmp_path: Path
 
 
 def test_packed_token_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    rows = Dataset.from_list([{"input_ids": list(range(5, 25)), "labels": list(range(5, 25))}])
+    rows = [{"input_ids": list(range(5, 25)), "labels": list(range(5, 25))}]
     with pytest.raises(ConfigError, match="the longest of the token rows has 20 tokens, more than max_length 16"):
         SFTTrainer(tiny_model(), sgd_arguments(tmp_path, packing=True, max_length=16), train_dataset=rows)
 
@@ -209,3 +210,48 @@ def test_compute_metrics_gets_every_logit_and_each_row_once(tmp_path: Path) -> N
     assert trainer.evaluate()["eval_labels"] == 16.0
     assert shapes[0][0] == 3
     assert shapes[0][2] == 261
+
+
+def test_a_model_given_by_name_stops_at_the_end_of_an_assistant_turn(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.generation_config.eos_token_id = 2
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    trainer = SFTTrainer(str(tmp_path / "model"), sgd_arguments(tmp_path), train_dataset=rows_with_labels(2))
+    trainer.save_model(str(tmp_path / "saved"))
+    config = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert sorted(config["eos_token_id"]) == [2, 4]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "training_args.bin",
+    ]
+
+
+def test_ids_without_a_row_in_the_embedding_are_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the tokenizer has 261 ids and the model's embedding 200 rows"):
+        SFTTrainer(
+            tiny_model(vocab_size=200), sgd_arguments(tmp_path), None, rows_with_labels(2), None, tiny_tokenizer()
+        )
+
+
+def test_checkpointing_is_switched_off_with_a_notice_where_a_module_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Linear(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": ((self.weight * x - labels) ** 2).mean()}
+
+    rows = [{"x": torch.tensor([float(i)]), "labels": torch.tensor([2.0 * i])} for i in range(1, 4)]
+    trainer = SFTTrainer(Linear(), sgd_arguments(tmp_path, learning_rate=0.1), train_dataset=rows)
+    trainer.train()
+    assert "activation checkpointing is off: Linear does not support it" in caplog.text
+    assert trainer.state.global_step == 1
