@@ -59,5 +59,5 @@ def _rank(rank: int, folder: str) -> None:
 @pytest.mark.slow
 def test_the_mark_waits_for_the_files_of_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4").mkdir()
-    spawn(_rank, args=(str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_rank, args=(str(tmp_path),), nprocs=2)
     assert json.loads((tmp_path / "checkpoint-4" / "COMPLETE").read_text())["files"] == {"rng_state_1.pth": 4}

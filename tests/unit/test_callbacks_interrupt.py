@@ -224,6 +224,6 @@ def _rank(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_the_ranks_agree_on_the_step_although_one_alone_got_the_signal(tmp_path: Path) -> None:
-    spawn(_rank, args=(str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_rank, args=(str(tmp_path),), nprocs=2)
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert found == [[2, True, signal.SIGTERM], [2, True, signal.SIGTERM]]

@@ -215,13 +215,16 @@ def test_a_section_is_checked_without_a_launcher() -> None:
     ]
 
 
-def test_a_deepspeed_file_asks_for_its_stage(tmp_path: Path) -> None:
+def test_files_and_launchers_ask_for_strategies(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text('{"zero_optimization": {"stage": 2}}')
     assert asked_strategy(DistributedArguments(), {}) == "auto"
     assert asked_strategy(DistributedArguments(strategy="ddp"), {}) == "ddp"
     assert asked_strategy(DistributedArguments(deepspeed=str(file)), {}) == "zero2"
     assert asked_strategy(DistributedArguments(), {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}) == "zero2"
+    assert asked_strategy(DistributedArguments(), {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}) == "zero3"
+    assert asked_strategy(DistributedArguments(), {"ACCELERATE_USE_DEEPSPEED": "true"}) == "zero2"
+    assert asked_strategy(DistributedArguments(), {"ACCELERATE_USE_FSDP": "true"}) == "fsdp"
 
 
 def test_checking_a_start_imports_no_torch() -> None:

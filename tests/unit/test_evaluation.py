@@ -98,7 +98,7 @@ def test_an_answer_ends_before_its_stop_id() -> None:
 
 def test_sampling_settings_of_the_model_folder_change_nothing() -> None:
     plain, model = tiny_model(), tiny_model()
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         do_sample=True, temperature=0.7, top_k=3, repetition_penalty=50.0, num_beams=3, min_length=30, eos_token_id=9
     )
     before = model.generation_config.to_dict(), model.config.to_dict()
@@ -109,7 +109,7 @@ def test_sampling_settings_of_the_model_folder_change_nothing() -> None:
 def test_generating_says_nothing(caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) -> None:
     model = tiny_model()
     sampling = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
-    model.generation_config = GenerationConfig(**sampling)  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(**sampling)
     logging.getLogger("transformers").addHandler(caplog.handler)
     answers(model)
     logging.getLogger("transformers").removeHandler(caplog.handler)
