@@ -66,12 +66,16 @@ def check_section(distributed: DistributedArguments, env: Mapping[str, str]) -> 
 
 
 def asked_strategy(distributed: DistributedArguments, env: Mapping[str, str]) -> str:
-    """The strategy that must engage, or "auto": a DeepSpeed JSON asks for its own stage."""
+    """The strategy that must engage, or "auto"; a DeepSpeed JSON and a launcher ask for theirs."""
     if distributed.strategy != "auto":
         return distributed.strategy
     settings = read_deepspeed_config(distributed.deepspeed) if distributed.deepspeed else launcher_settings(env)
-    stage = value_of(settings or {}, "zero_optimization.stage")
-    return f"zero{stage}" if stage in STAGE_OF.values() else "auto"
+    if settings is not None:
+        stage = value_of(settings, "zero_optimization.stage")
+        return f"zero{stage}" if stage in STAGE_OF.values() else "auto"
+    if _is_true(env, "ACCELERATE_USE_DEEPSPEED"):
+        return "zero2"  # what a bare `--use_deepspeed` means to accelerate
+    return "fsdp" if _is_true(env, "ACCELERATE_USE_FSDP") else "auto"
 
 
 def _count_problems(distributed: DistributedArguments, launch: Launch) -> Iterator[str]:

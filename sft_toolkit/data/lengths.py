@@ -47,7 +47,7 @@ def fit(tokens: Tokens, max_length: int, policy: TooLong) -> Fitted:
             return Fitted(None, TOO_LONG)
         kept, truncated = cut, True
     # The first token has nothing before it to be predicted from: its label is learned by no loss.
-    if all(label == IGNORED for label in kept.labels[1:]):
+    if kept.labels[1:].count(IGNORED) == len(kept.labels) - 1:
         return Fitted(None, NO_SUPERVISED_TOKEN)
     return Fitted(kept, truncated=truncated)
 

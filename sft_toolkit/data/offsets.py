@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from tokenizers import Encoding
+from typing import TYPE_CHECKING
 
 from sft_toolkit.data.spans import Unproven
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 
 @dataclass(frozen=True)

@@ -158,16 +158,18 @@ class ChatTemplate:
 
     def render(self, chats: Sequence[Chat]) -> list[str | RowError]:
         """The rendered texts, in order; a RowError where the template refuses a conversation."""
-        rendered: list[str | RowError | None] = [None] * len(chats)
         plain = [i for i, chat in enumerate(chats) if chat.tools is None and not chat.kwargs]
+        together = dict(zip(plain, self._render_together([chats[i].messages for i in plain]), strict=False))
+        return [together[i] if i in together else self._try_render(chat) for i, chat in enumerate(chats)]
+
+    def _render_together(self, conversations: list[list[dict[str, Any]]]) -> list[str]:
+        """All of them in one call, whose fixed cost is that of rendering a row; none if one of them is refused."""
+        if not conversations:
+            return []
         try:
-            # One call for all of them: the fixed cost of a call is as high as that of rendering a row.
-            texts = self._tokenizer.apply_chat_template([chats[i].messages for i in plain], tokenize=False)
-            for i, text in zip(plain, texts, strict=True):
-                rendered[i] = str(text)
+            return [str(text) for text in self._tokenizer.apply_chat_template(conversations, tokenize=False)]
         except _REFUSED:
-            pass  # some row is refused: found below, one by one
-        return [self._try_render(chat) if text is None else text for chat, text in zip(chats, rendered, strict=True)]
+            return []  # which row it is and why comes out when each is rendered alone
 
     def locate(self, chat: Chat, text: str) -> Located:
         """Where turns stand in `text`, the rendered `chat`.
