@@ -193,6 +193,8 @@ def arguments_from(training: dict[str, Any], data: DataArguments, distributed: D
     """
     values = {**training, **{name: getattr(data, name) for name in field_names(PreparationArguments)}}
     values.update(_distributed_values(training, distributed))
+    if data.eval or data.val_split:
+        values.setdefault("eval_strategy", "epoch")  # transformers' "no" would leave the held-out rows unread
     try:
         args = SFTArguments(**values)
     except ConfigError as error:

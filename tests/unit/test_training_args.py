@@ -15,7 +15,7 @@ import torch
 from transformers import HfArgumentParser, TrainingArguments
 
 from sft_toolkit import SFTArguments, load_config
-from sft_toolkit.args import DataArguments, DistributedArguments
+from sft_toolkit.args import DataArguments, DistributedArguments, SourceArguments
 from sft_toolkit.config import resolved_yaml
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.training_args import accumulation_steps, arguments_from, as_written
@@ -301,3 +301,13 @@ class TestFromSections:
         twin = arguments_from(again.training, again.data, again.distributed)
         assert twin.to_dict() == {**args.to_dict(), "hub_token": "<HUB_TOKEN>"}
         assert twin.hub_token is None
+
+
+def test_held_out_rows_are_read_every_epoch_unless_told_otherwise(tmp_path: Path) -> None:
+    held_out = DataArguments(eval={"eval": [SourceArguments(path="held_out.jsonl")]})
+    asked = {"output_dir": str(tmp_path)}
+    assert arguments_from(asked, held_out, DistributedArguments()).eval_strategy == "epoch"
+    assert arguments_from(asked, DataArguments(val_split=0.1), DistributedArguments()).eval_strategy == "epoch"
+    assert arguments_from(asked, DataArguments(), DistributedArguments()).eval_strategy == "no"
+    silent = {**asked, "eval_strategy": "no"}
+    assert arguments_from(silent, held_out, DistributedArguments()).eval_strategy == "no"
