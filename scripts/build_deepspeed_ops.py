@@ -6,8 +6,8 @@ DeepSpeed compiles an operator at its first use. Two ranks that meet an empty ca
 and a rank killed meanwhile leaves a lock file for which every later run waits for ever (torch/utils/file_baton.py).
 Here the operators are compiled into a folder of the project's own; `tests/distributed/launch.py` points every launched
 process there. When the folder is up to date this script answers in well under a second and imports neither torch nor
-deepspeed. Exit codes: 0 built (or nothing to build: DeepSpeed is not installed), 1 the compile failed or a lock is
-held.
+deepspeed. A lock that nobody holds is removed, a held one is waited for. Exit codes: 0 built (or nothing to build:
+DeepSpeed is not installed), 1 the compile failed or a lock stayed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import platform
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,9 +44,9 @@ def main() -> int:
     with (directory / "build.flock").open("w") as guard:
         # flock ends with its process, so a second `make test` waits here and never meets a lock without an owner.
         fcntl.flock(guard, fcntl.LOCK_EX)
-        problem = clear_stale_locks(directory)
-        if problem:
-            print(problem, file=sys.stderr)
+        problems = [problem for lock in sorted(directory.glob("*/lock")) if (problem := clear_lock(lock))]
+        if problems:
+            print("\n".join(problems), file=sys.stderr)
             return 1
         if is_built(directory, wanted):
             return 0
@@ -75,30 +76,41 @@ def is_built(directory: Path, wanted: dict[str, str]) -> bool:
     return all((directory / name / f"{name}.so").exists() for name in BUILDERS)
 
 
-def clear_stale_locks(directory: Path) -> str | None:
-    """Remove the locks that no process holds; say who holds one otherwise."""
-    for lock in sorted(directory.glob("*/lock")):
-        holders = processes_using(lock)
-        if holders:
-            return f"{lock}: held by process {', '.join(map(str, holders))}; wait until its compile has ended"
-        if lock.stat().st_uid != os.getuid():
-            return f"{lock}: belongs to another user, whose processes can't be seen from here; ask before you remove it"
-        print(f"{lock}: no process holds it (its owner was killed while compiling): removed")
-        lock.unlink()
+def clear_lock(lock: Path, patience: float = 1200.0) -> str | None:
+    """Wait up to `patience` seconds for the owner of a lock, and remove a lock without one; else say what is wrong."""
+    if lock.exists() and lock.stat().st_uid != os.getuid():
+        return f"{lock}: belongs to another user, whose processes can't be seen from here; ask before you remove it"
+    give_up, announced, ownerless = time.monotonic() + patience, False, 0
+    while lock.exists():
+        holders = ", ".join(map(str, processes_using(lock)))
+        # Looked at twice: between two looks at /proc a lock can change hands.
+        ownerless = 0 if holders else ownerless + 1
+        if ownerless == 2:
+            print(f"{lock}: no process holds it (its owner was killed while compiling): removed")
+            lock.unlink(missing_ok=True)
+        elif holders and time.monotonic() > give_up:
+            return f"{lock}: still held by process {holders}"
+        elif holders and not announced:
+            print(f"{lock}: held by process {holders}; waiting for its compile to end", flush=True)
+            announced = True
+        time.sleep(0.1)
     return None
 
 
 def processes_using(lock: Path) -> list[int]:
     """Ids of the processes that hold the lock file open, or whose working folder is the operator's (ninja, g++)."""
-    users = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            targets = {os.readlink(process / "cwd"), *(os.readlink(fd) for fd in (process / "fd").iterdir())}
-        except OSError:  # ended meanwhile, or another user's: such a lock is refused by its owner's id
-            continue
-        if str(lock) in targets or str(lock.parent) in targets:
-            users.append(int(process.name))
-    return users
+    wanted = {str(lock), str(lock.parent)}
+    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if wanted & links_of(process)]
+
+
+def links_of(process: Path) -> set[str]:
+    """The working folder and the open files of a process; what it closes meanwhile is left out."""
+    targets = set()
+    with suppress(OSError):  # ended meanwhile, or another user's: such a lock is refused by its owner's id
+        for link in [process / "cwd", *(process / "fd").iterdir()]:
+            with suppress(OSError):
+                targets.add(os.readlink(link))
+    return targets
 
 
 def build(directory: Path, wanted: dict[str, str]) -> int:

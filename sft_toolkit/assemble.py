@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sft_toolkit.checkpoint import check_saved, choose_resume
 from sft_toolkit.config import RunConfig, load_config, resolved_yaml
-from sft_toolkit.distributed import check_launch
+from sft_toolkit.deepspeed_config import check_settings_in_use
+from sft_toolkit.distributed import check_launch, check_section
 from sft_toolkit.run_files import (
     already_finished,
     open_output_dir,
@@ -131,6 +132,7 @@ def resolve_arguments(config: RunConfig, prepared: Prepared, checkpoint: Path | 
     from sft_toolkit.training_args import arguments_from, as_written
 
     args = arguments_from(config.training, config.data, config.distributed)
+    check_settings_in_use(args, os.environ, config.distributed.deepspeed)
     written, output_dir = as_written(args, config.training), Path(config.training["output_dir"])
     if checkpoint is not None:
         refuse_silent_changes(output_dir, config, written)
@@ -173,7 +175,7 @@ def fit(config: RunConfig, trainer: SFTTrainer, callbacks: RunCallbacks, checkpo
             return result
         result.final = save_final(trainer, result.output_dir)
         if config.lora is not None and config.lora.save_merged:
-            result.merged = save_merged(trainer, result.output_dir)
+            result.merged = save_merged(trainer, result.final, result.output_dir / "merged")
         result.scores_before, result.scores_after = callbacks.scores()
         callbacks.manifest.record_exit("finished")
     return result
@@ -188,12 +190,15 @@ def save_final(trainer: SFTTrainer, output_dir: Path) -> Path:
     return final
 
 
-def save_merged(trainer: SFTTrainer, output_dir: Path) -> Path:
+def save_merged(trainer: SFTTrainer, adapter: Path, merged: Path) -> Path:
     """`merged/`: the plain model with the adapter added in, verified by logits on reload."""
-    from sft_toolkit.lora.merge import merge_live
+    from sft_toolkit.distributed import engaged
+    from sft_toolkit.lora.merge import merge, merge_live
 
-    merged = output_dir / "merged"
-    if trainer.is_world_process_zero():
+    in_shards = engaged(trainer).strategy in ("zero3", "fsdp")
+    if trainer.is_world_process_zero() and in_shards:
+        merge(adapter, merged)  # from the files just written: no rank holds the whole base
+    elif trainer.is_world_process_zero():
         merge_live(trainer.model, cast(Any, trainer.processing_class), merged)
     return merged
 
@@ -224,6 +229,7 @@ def check(config: str | Path, overrides: Sequence[str] = ()) -> str:
     from sft_toolkit.training_args import arguments_from, as_written
 
     checked = load_config(config, overrides)
-    check_launch(checked.distributed, os.environ)
+    check_section(checked.distributed, os.environ)
     args = arguments_from(checked.training, checked.data, checked.distributed)
+    check_settings_in_use(args, os.environ, checked.distributed.deepspeed)
     return resolved_yaml(checked, as_written(args, checked.training))
