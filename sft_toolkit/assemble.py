@@ -26,6 +26,7 @@ from sft_toolkit.run_files import (
 
 if TYPE_CHECKING:
     from sft_toolkit.data.prepare import Prepared
+    from sft_toolkit.data.preview_bins import BinsShown
     from sft_toolkit.run_callbacks import RunCallbacks
     from sft_toolkit.trainer import SFTTrainer
     from sft_toolkit.training_args import SFTArguments
@@ -52,8 +53,8 @@ class RunResult:
             return f"nothing to do: {self.output_dir} holds this run, finished"
         lines = [f"stopped by a signal; the newest checkpoint is in {self.output_dir}"] if self.exit_code else []
         scored = [f"{name} {self.scores_before.get(name, 0.0):.3f} -> {s:.3f}" for name, s in self.scores_after.items()]
-        meter, seconds = self.trainer.token_meter, self.metrics.get("train_runtime", 0.0)
-        speed = f"{meter.tokens / seconds:,.0f} a second" if seconds else ""
+        meter = self.trainer.token_meter
+        speed = f"{meter.window_tokens / meter.window_seconds:,.0f} a second" if meter.window_seconds else ""
         lines += [f"score       {', '.join(scored)}"] if scored else []
         lines += [f"tokens      {meter.tokens:,} ({meter.supervised_tokens:,} supervised) {speed}"]
         places = {"adapter" if self.merged else "model": self.final, "merged": self.merged}
@@ -64,11 +65,12 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Preview:
-    """Rows of `data.preview.records`, the tokenizer that decodes them, and a sentence about the end token."""
+    """Rows of `data.preview.records`, the tokenizer that decodes them, a sentence about the end token, packed bins."""
 
     rows: list[dict[str, Any]]
     tokenizer: Any
     verdict: str
+    bins: BinsShown | None = None
 
 
 def run(config: str | Path, overrides: Sequence[str] = ()) -> RunResult:
@@ -107,18 +109,20 @@ def assemble(
     config: RunConfig, tokenizer: Any, prepared: Prepared, checkpoint: Path | None = None
 ) -> tuple[SFTTrainer, RunCallbacks]:
     """Arguments, model, adapter, callbacks -> a trainer that is ready to train."""
-    from sft_toolkit.intake import as_batches_of
+    from sft_toolkit.data.loading import for_evaluation, for_training, seed_of
     from sft_toolkit.run_callbacks import RunCallbacks
     from sft_toolkit.trainer import SFTTrainer
 
     args = resolve_arguments(config, prepared, checkpoint)
     model = build_model(config, args, tokenizer, prepared)
     callbacks = RunCallbacks(config, args, tokenizer, prepared)
-    held_out = {name: as_batches_of(tokens, args) for name, tokens in prepared.evals.items()}
+    held_out = {
+        name: for_evaluation(tokens, args, prepared.eval_parts.get(name, ())) for name, tokens in prepared.evals.items()
+    }
     trainer = SFTTrainer(
         model=model,
         args=args,
-        train_dataset=as_batches_of(prepared.train, args),
+        train_dataset=for_training(cast(Any, prepared.train), args, seed_of(args), prepared.plan),
         eval_dataset=held_out["eval"] if list(held_out) == ["eval"] else held_out or None,
         processing_class=tokenizer,
         callbacks=callbacks.all(),
@@ -139,6 +143,7 @@ def resolve_arguments(config: RunConfig, prepared: Prepared, checkpoint: Path | 
     if args.process_index == 0:
         write_configuration(output_dir, config, written)
         write_report(output_dir, prepared.report)
+        prepared.write_plan(output_dir)
     return args
 
 
@@ -212,16 +217,20 @@ def prepare_only(config: str | Path, overrides: Sequence[str] = ()) -> Path:
     output_dir = Path(checked.training["output_dir"])
     _, prepared = prepare_data(checked)
     open_output_dir(output_dir)
+    prepared.write_plan(output_dir)
     return write_report(output_dir, prepared.report)
 
 
 def preview(config: str | Path, overrides: Sequence[str] = (), rows: int = 3) -> Preview:
     """The first rows as they are trained, and whether the model will learn to stop."""
     from sft_toolkit.data.preview import records, stopping
+    from sft_toolkit.data.preview_bins import shown_bins
 
     tokenizer, prepared = prepare_data(load_config(config, overrides))
-    shown = list(records(prepared.train, tokenizer, rows))
-    return Preview(shown, tokenizer, stopping(prepared.train, tokenizer, prepared.end_of_turn))
+    train = cast(Any, prepared.train)
+    shown = list(records(train, tokenizer, rows))
+    bins = None if prepared.plan is None else shown_bins(prepared.plan, train, rows)
+    return Preview(shown, tokenizer, stopping(train, tokenizer, prepared.end_of_turn), bins)
 
 
 def check(config: str | Path, overrides: Sequence[str] = ()) -> str:
