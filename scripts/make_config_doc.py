@@ -73,6 +73,8 @@ def ordered(of: type) -> list[Field[Any]]:
 def kind(field: Field[Any]) -> str:
     """The type as a reader writes it: choices spelled out."""
     text = str(field.type)
+    if text == "Named":
+        return "name or {name: options}"
     choices = getattr(args, text, None)
     if choices is not None and hasattr(choices, "__args__"):
         text = ", ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,10 @@ class TokenMeter:
     def __init__(self) -> None:
         self.tokens = 0
         self.supervised_tokens = 0
+        self.window_tokens, self.window_seconds = 0, 0.0  # since this process began, evaluation and saving left out
         self._counts: list[Tensor] = []  # per update: [tokens, supervised, slots], int64
-        self._losses: dict[int, Tensor] = {}  # update -> sum of NLL on this rank
+        self._losses: dict[int, Tensor] = {}  # update -> sum of what is optimised, on this rank
+        self._nll: Tensor | None = None  # sum since the last log event, where another objective is optimised
         self._since = time.perf_counter()
 
     def resume(self, log_history: Iterable[dict[str, Any]]) -> None:
@@ -56,10 +58,16 @@ class TokenMeter:
         self._counts.append(total)
         return total[1]
 
-    def add_loss(self, update: int, nll: Tensor) -> None:
-        """Remember the summed NLL of a micro-batch that belongs to `update` (0-based)."""
+    def add_loss(self, update: int, loss: Tensor, nll: Tensor | None = None) -> None:
+        """Remember the summed loss of a micro-batch that belongs to `update` (0-based).
+
+        Args:
+            nll: its summed NLL, where another objective is optimised; log entries then hold `nll` too.
+        """
         seen = self._losses.get(update)
-        self._losses[update] = nll.detach() if seen is None else seen + nll.detach()
+        self._losses[update] = loss.detach() if seen is None else seen + loss.detach()
+        if nll is not None:
+            self._nll = nll if self._nll is None else self._nll + nll
 
     def log_entry(self, reduce: Reduce) -> dict[str, float]:
         """Totals over all ranks since the last call, cumulative counters and speed. Starts a new window."""
@@ -68,10 +76,13 @@ class TokenMeter:
         tokens, supervised, slots = (int(n) for n in reduce(torch.stack(self._counts).sum(0)).tolist())
         seconds = max(time.perf_counter() - self._since, 1e-9)
         self.tokens += tokens
+        self.window_tokens, self.window_seconds = self.window_tokens + tokens, self.window_seconds + seconds
         self.supervised_tokens += supervised
         self._counts.clear()
         self._since = time.perf_counter()
-        return {
+        entry = {} if self._nll is None else {"nll": float(reduce(self._nll)) / max(supervised, 1)}
+        self._nll = None
+        return entry | {
             "tokens": self.tokens,
             "supervised_tokens": self.supervised_tokens,
             "tokens_per_second": round(tokens / seconds, 2),
@@ -99,17 +110,31 @@ class TokenMeter:
 
 
 class EvalMeter:
-    """Sum of NLL and supervised tokens over an evaluation set, so that its mean weighs every token the same."""
+    """Sum of NLL and supervised tokens over an evaluation set, so that its mean weighs every token the same.
 
-    def __init__(self) -> None:
+    Args:
+        parts: names of the set's sources and the batches of each on this rank, in order; they get means of their own.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, int]] = ()) -> None:
         self.nll: Tensor | None = None
         self.tokens: Tensor | None = None
+        self._part_of_batch = [name for name, batches in parts for _ in range(batches)]
+        self._parts: dict[str, EvalMeter] = {}
+        self._batches = 0
 
     def add(self, nll: Tensor, tokens: Tensor) -> None:
         """Add one batch of this rank: fp32 scalar sum and int64 scalar count."""
         nll = nll.float() if nll.device.type == "mps" else nll.double()  # mps has no float64
         self.nll = nll if self.nll is None else self.nll + nll
         self.tokens = tokens if self.tokens is None else self.tokens + tokens
+        if self._batches < len(self._part_of_batch):
+            self._parts.setdefault(self._part_of_batch[self._batches], EvalMeter()).add(nll, tokens)
+        self._batches += 1
+
+    def by_part(self, reduce: Reduce) -> dict[str, float | None]:
+        """As `mean`, for each part; the parts are the same on all ranks."""
+        return {name: part.mean(reduce) for name, part in self._parts.items()}
 
     def mean(self, reduce: Reduce) -> float | None:
         """Nats per supervised token over all ranks; None where nothing was added."""

@@ -17,6 +17,10 @@ Format = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", 
 Supervise = Literal["assistant", "last_assistant", "completion", "all"]
 TooLong = Literal["drop", "error", "truncate_right", "truncate_prompt_left", "cut_at_turn"]
 OnBadRow = Literal["error", "drop"]
+Mixing = Literal["concatenate", "interleave"]
+StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
+Named = dict[str, Any] | str | None
+"""A name, or `{name: {option: value}}`; None is "not given"."""
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Strategy = Literal["auto", "none", "ddp", "zero1", "zero2", "zero3", "fsdp"]
 Offload = Literal[False, "cpu", "nvme"]
@@ -75,7 +79,7 @@ class SourceArguments:
     format: Format = knob("auto", "Row layout; auto looks at the columns of all rows.", kind="format")
     columns: dict[str, str] = knob(dict, "Column names: {ours: theirs}.")
     roles: dict[str, str] = knob(dict, "Role names of this file: {theirs: ours}.")
-    weight: float = knob(1.0, "Sampling weight of this source; 1.0 keeps every row once.", minimum=0.0)
+    weight: float = knob(1.0, "Sampling weight of this source; 1.0 keeps every row once. See `mixing`.", minimum=0.0)
     max_rows: int | None = knob(None, "Read at most this many rows.", minimum=1)
 
 
@@ -87,7 +91,24 @@ class PreparationArguments:
     max_length: int = knob(2048, "Longest row, in tokens.", minimum=2)
     too_long: TooLong = knob("drop", "What happens to a longer row; always counted.")
     on_bad_row: OnBadRow = knob("error", "A row that can't be read or rendered: stop, or drop and count it.")
+    max_refused: float | None = knob(
+        None,
+        "Largest share of a source's rows that on_bad_row: drop may refuse; more stop the run. Default: half, once 20 "
+        "rows were read.",
+        minimum=0.0,
+        maximum=1.0,
+    )
     packing: bool = knob(False, "Fill each row of max_length with several documents that never see one another.")
+    sampler: Named = knob(
+        None,
+        "Order of the rows: shuffle (default), sequential, by_length, curriculum, staged; or {name: {option: value}}.",
+        kind="sampler",
+    )
+    transform: Named = knob(
+        None,
+        "Changes a row each time it is trained on: a dotted path, or {path: {option: value}}.",
+        kind="transform",
+    )
 
 
 @dataclass
@@ -97,6 +118,17 @@ class DataArguments(PreparationArguments):
     train: list[SourceArguments] = knob(list, "Training data: a path, a list of paths, or a list of mappings.")
     eval: dict[str, list[SourceArguments]] = knob(dict, "Held-out data, by name; a single source is named 'eval'.")
     val_split: float | None = knob(None, "Held-out part of `train`: a share below 1 or a number of rows.", minimum=0.0)
+    group_by: str | None = knob(
+        None, "Column of the files; rows of equal value stay on one side of `val_split`, and so do equal rows."
+    )
+    mixing: Mixing = knob(
+        "concatenate",
+        "concatenate: one source behind the other, each weighing its rows. interleave: the weights are the "
+        "probabilities with which a source gives the next row.",
+    )
+    stopping_strategy: StoppingStrategy = knob(
+        "first_exhausted", "Interleaving ends when the first source is used up, or when all are (rows repeat)."
+    )
     format: Format = knob("auto", "Row layout of every source that names none.", kind="format")
     streaming: bool = knob(False, "Tokenise on the fly instead of once into the cache.")
     cache_dir: str | None = knob(None, "Token cache; default ~/.cache/sft_toolkit.")
@@ -164,6 +196,17 @@ class TrainingExtras:
         "auto", "auto: bf16 where the device is fast in it, else fp16 with a notice, fp32 on CPU."
     )
     resume: str = knob("auto", "auto continues from the newest good checkpoint, never starts anew, or a folder.")
+    loss: str = knob(
+        "nll",
+        "What is optimised: nll, label_smoothing, focal, dft, a registered name, or the dotted path of a function of "
+        "(logits, targets, weights). The logged `nll` stays comparable.",
+        kind="loss",
+    )
+    packed_attention: Literal["auto", "as_loaded"] = knob(
+        "auto",
+        "auto: packed rows attend per document, without a mask over the row, where that is proven on the model. "
+        "as_loaded: by the attention that the model has; a `model.attn_implementation` other than auto says this too.",
+    )
     stop_after_nonfinite: int = knob(
         3, "Stop after this many consecutive updates with a NaN or infinite loss or gradient.", minimum=1
     )

@@ -156,6 +156,8 @@ def build_model(config: RunConfig, args: SFTArguments, tokenizer: Any, prepared:
     from sft_toolkit.model import align, load_model, new_token_ids
 
     start_process_group(args)
+    if config.model.attn_implementation != "auto":
+        args.packed_attention = "as_loaded"  # an attention that was asked for by name stays
     set_seed(args.seed)  # an adapter starts from random values: the same run has to start from the same ones
     model = load_model(
         config.model,
@@ -235,10 +237,10 @@ def preview(config: str | Path, overrides: Sequence[str] = (), rows: int = 3) ->
 
 def check(config: str | Path, overrides: Sequence[str] = ()) -> str:
     """The resolved configuration, after all checks that need no model; raises what is wrong."""
-    from sft_toolkit.training_args import arguments_from, as_written
-
     checked = load_config(config, overrides)
     check_section(checked.distributed, os.environ)
+    from sft_toolkit.training_args import arguments_from, as_written  # seconds of imports, not owed to a typo
+
     args = arguments_from(checked.training, checked.data, checked.distributed)
     check_settings_in_use(args, os.environ, checked.distributed.deepspeed)
     return resolved_yaml(checked, as_written(args, checked.training))

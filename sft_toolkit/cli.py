@@ -97,12 +97,13 @@ def _prepare(options: argparse.Namespace) -> int:
 def _preview(options: argparse.Namespace) -> int:
     from sft_toolkit.assemble import preview
     from sft_toolkit.data.preview import json_lines, terminal
+    from sft_toolkit.data.preview_bins import in_words
 
     shown = preview(options.config, options.overrides, options.rows)
     if options.html:
         from sft_toolkit.data.preview_page import page
 
-        Path(options.html).write_text(page(shown.rows, shown.tokenizer, shown.verdict), encoding="utf-8")
+        Path(options.html).write_text(page(shown.rows, shown.tokenizer, shown.verdict, shown.bins), encoding="utf-8")
         print(f"written: {options.html}")
     elif options.json:
         for line in json_lines(shown.rows):
@@ -111,6 +112,8 @@ def _preview(options: argparse.Namespace) -> int:
         for record in shown.rows:
             print(terminal(record, shown.tokenizer, color=sys.stdout.isatty()), end="\n\n")
         print(shown.verdict)
+        if shown.bins is not None:
+            print(f"\n{in_words(shown.bins)}")
     return 0
 
 

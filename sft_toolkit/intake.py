@@ -10,16 +10,17 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from sft_toolkit.args import ModelArguments, PreparationArguments
-from sft_toolkit.attention import without_adapter
+from sft_toolkit.args import ModelArguments
 from sft_toolkit.data.collate import PackedCollator, PaddedCollator
-from sft_toolkit.data.packing import best_fit_decreasing
+from sft_toolkit.data.loading import for_evaluation, for_training, seed_of
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset, row_lengths
 from sft_toolkit.errors import ConfigError
+from sft_toolkit.modules import without_adapter
 from sft_toolkit.training_args import SFTArguments
 
 logger = logging.getLogger(__name__)
 
+TRAIN = "train_dataset"
 TOKEN_COLUMNS = frozenset({"input_ids", "labels", "attention_mask"})
 TEXT_COLUMNS = frozenset({"messages", "conversations", "instruction", "prompt", "text"})
 """A row with one of these and without `input_ids` is text: it is rendered and tokenised."""
@@ -85,8 +86,10 @@ def _checkpoint_only_where_it_can(model: Any, args: SFTArguments) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def with_adapter(model_init: Callable[..., nn.Module], peft_config: Any) -> Callable[[Any], nn.Module]:
+def with_adapter(model_init: Callable[..., Any] | None, peft_config: Any) -> Callable[..., Any] | None:
     """A `model_init` whose fresh model carries the adapter; takes the trial as Trainer's own does."""
+    if model_init is None or peft_config is None:
+        return model_init
     from sft_toolkit.lora.inject import inject
 
     takes_trial = bool(model_init.__code__.co_argcount) if hasattr(model_init, "__code__") else False
@@ -112,7 +115,8 @@ def resolve_dataset(dataset: Any, args: SFTArguments, tokenizer: Any, name: str)
         return {key: resolve_dataset(part, args, tokenizer, f"{name}[{key!r}]") for key, part in dataset.items()}
     columns = _columns(dataset)
     if "input_ids" in columns:
-        return _packed_tokens(dataset, args) if args.packing and "labels" in columns else dataset
+        arranged = args.packing or (name == TRAIN and (args.sampler is not None or args.transform is not None))
+        return _as_batches(_checked_tokens(dataset, args), args, name) if arranged and "labels" in columns else dataset
     if not columns & TEXT_COLUMNS:
         return dataset
     if not hasattr(dataset, "__len__"):
@@ -122,14 +126,11 @@ def resolve_dataset(dataset: Any, args: SFTArguments, tokenizer: Any, name: str)
     from sft_toolkit.data.prepare import tokenize_rows
 
     tokens, _ = tokenize_rows(dataset, args, tokenizer, name)
-    return as_batches_of(tokens, args)
+    return _as_batches(tokens, args, name)
 
 
-def as_batches_of(tokens: Any, args: PreparationArguments) -> RowsDataset | PackedDataset:
-    """A token data set in the layout that `args` asks for: rows to pad, or bins of at most `max_length` tokens."""
-    if not args.packing:
-        return RowsDataset(tokens)
-    return PackedDataset(tokens, best_fit_decreasing(row_lengths(tokens), args.max_length))
+def _as_batches(tokens: Dataset, args: SFTArguments, name: str) -> RowsDataset | PackedDataset:
+    return for_training(tokens, args, seed_of(args)) if name == TRAIN else for_evaluation(tokens, args)
 
 
 def collator_for(dataset: Any, tokenizer: Any) -> Any:
@@ -167,9 +168,11 @@ def refuse_unsupported(args: Any) -> None:
         raise ConfigError(problems)
 
 
-def _packed_tokens(dataset: Any, args: SFTArguments) -> PackedDataset:
+def _checked_tokens(dataset: Any, args: SFTArguments) -> Dataset:
     if not isinstance(dataset, Dataset):
         dataset = Dataset.from_list([dataset[i] for i in range(len(dataset))])
+    if not args.packing:
+        return dataset
     lengths = row_lengths(dataset)
     if int(lengths.max(initial=0)) > args.max_length:
         raise ConfigError(
@@ -178,7 +181,7 @@ def _packed_tokens(dataset: Any, args: SFTArguments) -> PackedDataset:
         )
     if "attention_mask" in dataset.column_names and any(0 in row for row in dataset["attention_mask"]):
         raise ConfigError("packing: the token rows are padded already (attention_mask holds zeros); leave padding out")
-    return PackedDataset(dataset, best_fit_decreasing(lengths, args.max_length))
+    return dataset
 
 
 def _is_token_rows(dataset: Any) -> bool:

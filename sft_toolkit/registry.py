@@ -19,7 +19,7 @@ from sft_toolkit.hints import did_you_mean
 
 Registered = TypeVar("Registered")
 
-KINDS = ("callback", "metric", "format", "sampler", "loss")
+KINDS = ("callback", "metric", "format", "sampler", "loss", "transform")
 BUILT_IN: dict[str, dict[str, str]] = {
     "callback": {
         "complete": "sft_toolkit.callbacks.complete.CompleteCallback",
@@ -46,8 +46,20 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "text": "sft_toolkit.data.layouts.plain.from_text",
         "tokenized": "sft_toolkit.data.layouts.tokenized.from_tokenized",
     },
-    "sampler": {},
-    "loss": {},
+    "sampler": {
+        "by_length": "sft_toolkit.data.orders.ByLength",
+        "curriculum": "sft_toolkit.data.orders.Curriculum",
+        "sequential": "sft_toolkit.data.orders.Sequential",
+        "shuffle": "sft_toolkit.data.orders.Shuffle",
+        "staged": "sft_toolkit.data.staged.Staged",
+    },
+    "loss": {
+        "dft": "sft_toolkit.objectives.dft",
+        "focal": "sft_toolkit.objectives.focal",
+        "label_smoothing": "sft_toolkit.objectives.label_smoothing",
+        "nll": "sft_toolkit.objectives.nll",
+    },
+    "transform": {},
 }
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 

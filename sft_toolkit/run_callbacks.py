@@ -123,7 +123,7 @@ class _Engagement(TrainerCallback):
             return
         found = engaged(self.trainer)
         check_engaged(self.asked, found)
-        self.manifest.info |= {"engaged": vars(found)}
+        self.manifest.info |= {"engaged": vars(found), **self.trainer.paths.facts()}
         if state.is_world_process_zero:
             logger.info("%s", describe(found))
 

@@ -18,19 +18,14 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from sft_toolkit.accounting import Batch, EvalMeter, TokenMeter
-from sft_toolkit.attention import forward_parameters, without_adapter
+from sft_toolkit.data.loading import Batches, batches_by_part, evaluation_order, training_order
 from sft_toolkit.data.sampler import EpochSampler
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset
+from sft_toolkit.forward_paths import ForwardPaths
 from sft_toolkit.intake import collator_for, refuse_unsupported, resolve_dataset, resolve_model, with_adapter
 from sft_toolkit.loop_chores import LoopChores
-from sft_toolkit.loss import (
-    IGNORE_INDEX,
-    next_token_targets,
-    projects_only_kept,
-    router_loss,
-    sum_of_nll,
-    supervised_logits,
-)
+from sft_toolkit.loss import IGNORE_INDEX, router_loss
+from sft_toolkit.modules import without_adapter
 from sft_toolkit.training_args import SFTArguments
 
 
@@ -49,6 +44,11 @@ class SFTTrainer(Trainer):
         ConfigError: options that contradict one another or can't be met on this model.
         DataError: a row that can't be read, rendered or masked with proof.
     """
+
+    row_order: EpochSampler | None = None
+    _eval_meter: EvalMeter | None = None
+    _eval_wants_logits = False
+    _flop_parameters: int | None = None
 
     # compute_loss divides by the supervised tokens of the whole update, so training_step must not divide again.
     # A property and not an attribute: in drop-in use Trainer's own rule (None) has to hold.
@@ -75,18 +75,17 @@ class SFTTrainer(Trainer):
         peft_config: Any = None,
     ) -> None:
         model, processing_class = resolve_model(model, args, processing_class, peft_config)
-        if peft_config is not None and model_init is not None:
-            model_init = with_adapter(model_init, peft_config)
+        model_init = with_adapter(model_init, peft_config)
         if isinstance(args, SFTArguments) and data_collator is None:
             train_dataset = resolve_dataset(train_dataset, args, processing_class, "train_dataset")
             eval_dataset = resolve_dataset(eval_dataset, args, processing_class, "eval_dataset")
             data_collator = collator_for(train_dataset, processing_class)
         self._trains_tokens = _is_ours(train_dataset)
         self.token_meter = TokenMeter()
-        self._eval_meter: EvalMeter | None = None
-        self._eval_wants_logits = False
-        self.row_order: EpochSampler | None = None
-        self._flop_parameters: int | None = None
+        self.paths = ForwardPaths(
+            self, args, compute_loss_func is None and (self._trains_tokens or train_dataset is None)
+        )
+        callbacks = [self.paths, *(callbacks or [])] if self._trains_tokens else callbacks
         super().__init__(
             cast(Any, model),
             args,
@@ -106,16 +105,20 @@ class SFTTrainer(Trainer):
             refuse_unsupported(self.args)
             self.add_callback(LoopChores(self))
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; the model gets its own attention back, whatever ends the training."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.paths.attention.switch_off()
+
     # ---- Data: our own order, without repeated rows ------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches in the order of (seed, epoch). Stock repeats rows to even out the ranks; here blank rows do."""
         if not self._trains_tokens:
             return super().get_train_dataloader()
-        size, shuffle = len(cast(Any, self.train_dataset)), self.args.train_sampling_strategy != "sequential"
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        multiple = 1 if self.args.dataloader_drop_last else self._even_multiple(self._train_batch_size)
-        self.row_order = EpochSampler(size, seed, shuffle, pad_to_multiple_of=multiple)
+        self.row_order = training_order(cast(Batches, self.train_dataset), self.args, self._train_batch_size)
         return self._loader(self.train_dataset, self._train_batch_size, self.row_order, self.args.dataloader_drop_last)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
@@ -138,12 +141,8 @@ class SFTTrainer(Trainer):
         )
 
     def _held_out_loader(self, dataset: Any) -> DataLoader[Any]:
-        multiple = self._even_multiple(self.args.eval_batch_size)
-        order = EpochSampler(len(dataset), seed=0, shuffle=False, pad_to_multiple_of=multiple)
+        order = evaluation_order(dataset, self.args, by_part=self.compute_metrics is None)
         return self._loader(dataset, self.args.eval_batch_size, order, drop_last=False)
-
-    def _even_multiple(self, micro_batch: int) -> int:
-        return micro_batch * self.args.world_size if self.args.world_size > 1 else 1
 
     def _loader(self, dataset: Any, micro_batch: int, order: EpochSampler, drop_last: bool) -> DataLoader[Any]:
         loader: DataLoader[Any] = DataLoader(
@@ -185,34 +184,31 @@ class SFTTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Sum of NLL over the supervised tokens, divided by those of the update; logits only where a label is."""
+        """Sum over the supervised tokens, divided by those of the update; logits only where a label is."""
         evaluating = self._eval_meter is not None
         if self.compute_loss_func is not None or not (evaluating or (self._trains_tokens and model.training)):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        targets = next_token_targets(inputs["labels"])
-        outputs = self._forward(model, inputs, targets, every_logit=evaluating and self._eval_wants_logits)
-        smoothing = 0.0 if evaluating else self.args.label_smoothing_factor
-        nll = sum_of_nll(*supervised_logits(outputs.logits, targets), smoothing)
-        count = (targets != IGNORE_INDEX).sum()
+        objective = None if evaluating else self.paths.objective
+        every_logit = self._eval_wants_logits if evaluating else return_outputs
+        totals, outputs = self.paths.supervised(model, inputs, objective, every_logit)
+        count = (inputs["labels"][:, 1:] != IGNORE_INDEX).sum()
         if evaluating:
-            cast(EvalMeter, self._eval_meter).add(nll, count)
-            return (nll / count.clamp_min(1), outputs) if return_outputs else nll / count.clamp_min(1)
-        self.token_meter.add_loss(self.state.global_step, nll)
-        items = count if num_items_in_batch is None else torch.as_tensor(num_items_in_batch, device=nll.device)
-        loss = (nll + router_loss(outputs, self.base_model().config, count)) / items.clamp_min(1)
+            cast(EvalMeter, self._eval_meter).add(totals.nll, count)
+            loss = totals.nll / count.clamp_min(1)
+            return (loss, outputs) if return_outputs else loss
+        self.token_meter.add_loss(self.state.global_step, totals.loss, None if objective is None else totals.nll)
+        items = count if num_items_in_batch is None else torch.as_tensor(num_items_in_batch, device=count.device)
+        loss = (totals.loss + router_loss(outputs, self.base_model().config, count)) / items.clamp_min(1)
         # DDP and ZeRO average gradients over ranks; a sum that is divided by all ranks' items must be averaged back.
         ranks = self.accelerator.num_processes // self.get_tp_size()
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * ranks
         return (loss, outputs) if return_outputs else loss
 
-    def _forward(self, model: nn.Module, inputs: dict[str, Any], targets: Tensor, every_logit: bool) -> Any:
-        passed = {key: value for key, value in inputs.items() if key != "labels"}
-        if "use_cache" in forward_parameters(self.base_model()):
-            passed["use_cache"] = False  # with a cache, attention no longer separates packed documents
-        if not every_logit and not self.args.use_liger_kernel and projects_only_kept(cast(nn.Module, self.model)):
-            passed["logits_to_keep"] = targets != IGNORE_INDEX
-        return model(**passed)
+    @property
+    def loss_path(self) -> str:
+        """Which logits are computed: `all logits`, `supervised logits` or `chunked`; known once training has begun."""
+        return self.paths.supervised.path
 
     # ---- Evaluation: every token of the set weighs the same ----------------------------------------------------------
 
@@ -232,15 +228,20 @@ class SFTTrainer(Trainer):
         if not _is_ours(getattr(dataloader, "dataset", None)) or self.compute_loss_func is not None:
             return super().evaluation_loop(*arguments)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        meter = self._eval_meter = EvalMeter()
+        parts = batches_by_part(cast(Batches, dataloader.dataset), self.args) if self.compute_metrics is None else []
+        meter = self._eval_meter = EvalMeter(parts)
         self._eval_wants_logits = not loss_only
         go_on = self.token_meter.pause()
         try:
-            output = super().evaluation_loop(*arguments)
+            with self.paths.evaluating(dataloader.dataset):
+                output = super().evaluation_loop(*arguments)
         finally:
             self._eval_meter = None
             go_on()
-        cast(dict[str, Any], output.metrics)[f"{metric_key_prefix}_loss"] = meter.mean(self._sum_over_ranks)
+        metrics = cast(dict[str, Any], output.metrics)
+        metrics[f"{metric_key_prefix}_loss"] = meter.mean(self._sum_over_ranks)
+        for part, mean in meter.by_part(self._sum_over_ranks).items():
+            metrics[f"{metric_key_prefix}_{part}_loss"] = mean
         return output
 
     # ---- Logs, cost, saving ------------------------------------------------------------------------------------------
@@ -274,7 +275,8 @@ class SFTTrainer(Trainer):
         if not self._trains_tokens:
             return super().floating_point_ops(inputs)
         if self._flop_parameters is None:
-            self._flop_parameters = int(self.base_model().num_parameters(exclude_embeddings=True))
+            count = getattr(self.base_model(), "num_parameters", None)  # not every module has it
+            self._flop_parameters = 0 if count is None else int(count(exclude_embeddings=True))
         return 6 * int(inputs["input_ids"].numel()) * self._flop_parameters
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -286,7 +288,7 @@ class SFTTrainer(Trainer):
 
     def base_model(self) -> Any:
         """The model without its adapter and without the wrappers of the engine."""
-        return without_adapter(self.accelerator.unwrap_model(self.model))
+        return without_adapter(self.paths.unwrapped())
 
     def _sum_over_ranks(self, value: Tensor) -> Tensor:
         return cast(Tensor, self.accelerator.gather(value.to(self.args.device).unsqueeze(0))).sum(0)

@@ -25,6 +25,12 @@ LAW: dict[str, set[str]] = {
     # tensors
     "loss": set(),
     "attention": set(),
+    "modules": set(),
+    "chunked_loss": {"loss"},
+    "objectives": {"loss"},
+    "supervised": {"chunked_loss", "loss", "modules"},
+    "isolation": {"modules"},
+    "packed_attention": {"attention", "isolation"},
     "accounting": {"loss"},
     # configuration
     "config": {"config_file", "_version"},
@@ -51,9 +57,10 @@ LAW: dict[str, set[str]] = {
     "callbacks": {"checkpoint"},
     "evaluation": set(),
     # the trainer
-    "intake": {"attention", "data", "lora", "model", "training_args"},
-    "loop_chores": {"attention", "data", "trainer"},
-    "trainer": {"accounting", "attention", "data", "intake", "loop_chores", "loss", "training_args"},
+    "intake": {"data", "lora", "model", "modules", "training_args"},
+    "forward_paths": {"data", "isolation", "objectives", "packed_attention", "supervised", "trainer"},
+    "loop_chores": {"trainer"},
+    "trainer": {"accounting", "data", "forward_paths", "intake", "loop_chores", "loss", "modules", "training_args"},
     # the run
     "run_files": {"checkpoint", "config", "_version"},
 }

@@ -121,14 +121,25 @@ def _as_choice(node: yaml.ScalarNode, values: tuple[Any, ...]) -> tuple[bool, An
 
 
 def _named(node: yaml.Node, wanted: Key) -> Any:
-    """A name of the registry (or a list of names) beside the choices of the type."""
+    """A name of the registry, a list of names, or `{name: {option: value}}`, beside the choices of the type."""
     names = choices(wanted.hint)
     value = convert(node, str if names else wanted.hint)
-    for name in value if isinstance(value, list) else [value]:
+    if isinstance(value, dict):
+        _check_one_name(value)
+    for name in value if isinstance(value, list | dict) else [] if value is None else [value]:
         reason = None if name in names else registry.unknown(wanted.limits["kind"], name)
         if reason:
             raise Refused(reason)
     return value
+
+
+def _check_one_name(value: dict[str, Any]) -> None:
+    options = next(iter(value.values()), None)
+    if len(value) != 1:
+        names = ", ".join(value) or "none"
+        raise Refused(f"expected one name, with its options below it: {{name: {{option: value}}}}, not {names}")
+    if not isinstance(options, dict):
+        raise Refused(f"expected a mapping of options under '{next(iter(value))}', not {options!r}")
 
 
 def _advice(node: yaml.Node, hint: Any) -> str:

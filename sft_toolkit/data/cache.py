@@ -132,10 +132,12 @@ def code_fingerprint() -> dict[str, str | int]:
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """sha256 of everything in a tokenizer that can change ids or text: vocabulary, pipeline, specials, template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    state: dict[str, Any] = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
-    # The last call's padding and truncation stay in the backend; they say nothing about the next call.
-    for transient in ("truncation", "padding"):
-        state.pop(transient, None)
+    if backend is None:
+        state: Any = tokenizer.get_vocab()
+    else:
+        # The last call's padding and truncation stay in the backend, before everything that says something about the
+        # next call. The rest is hashed as it is: sorting a large vocabulary takes ten times as long.
+        _, _, state = backend.to_str().partition('"added_tokens"')
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     return cache_key(
         {

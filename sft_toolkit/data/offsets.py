@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sft_toolkit.data.encode import Alignment
 from sft_toolkit.data.spans import Unproven
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class TokenRange:
     swallowed: bool = False
 
 
-def token_range(encoding: Encoding, text: str, start: int, end: int) -> TokenRange:
+def token_range(encoding: Alignment, text: str, start: int, end: int) -> TokenRange:
     """The tokens that hold `text[start:end]`.
 
     A token that holds a character of it is among them, even where it also holds white space from outside.
@@ -57,7 +54,7 @@ def token_range(encoding: Encoding, text: str, start: int, end: int) -> TokenRan
     return TokenRange(first, max(first, stop), swallowed)
 
 
-def token_at(encoding: Encoding, character: int, length: int) -> int:
+def token_at(encoding: Alignment, character: int, length: int) -> int:
     """The token that holds this character or, where none does, the nearest one after it; all tokens at the end."""
     for position in range(character, length):
         token = encoding.char_to_token(position)
@@ -66,14 +63,14 @@ def token_at(encoding: Encoding, character: int, length: int) -> int:
     return len(encoding)
 
 
-def starts_token(encoding: Encoding, character: int) -> bool:
+def starts_token(encoding: Alignment, character: int) -> bool:
     """True if a token begins exactly at this character."""
     token = encoding.char_to_token(character)
     offsets = None if token is None else encoding.token_to_chars(token)
     return offsets is not None and offsets[0] == character
 
 
-def _characters(encoding: Encoding, token: int, length: int) -> tuple[int, int]:
+def _characters(encoding: Alignment, token: int, length: int) -> tuple[int, int]:
     """The token's offsets; past the last token, the end of the text."""
     offsets = encoding.token_to_chars(token) if token < len(encoding) else None
     return offsets or (length, length)

@@ -8,27 +8,32 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from sft_toolkit.args import DataArguments, PreparationArguments
 from sft_toolkit.data.cache import cache_key, template_text
+from sft_toolkit.data.carried import Carried
 from sft_toolkit.data.formats import to_example
-from sft_toolkit.data.packing import best_fit_decreasing, fill
+from sft_toolkit.data.mixture import Mixture, concatenated, interleaved
+from sft_toolkit.data.orders import Ordering, ordering_of
+from sft_toolkit.data.plan import PLAN, PackingPlan, plan_packing, to_json
 from sft_toolkit.data.readers.columnar import drop_nulls
 from sft_toolkit.data.readers.raw import RawRow
 from sft_toolkit.data.render import Renderer
-from sft_toolkit.data.report import EXAMPLES, Tally, describe, nothing_left, total
+from sft_toolkit.data.report import describe, nothing_left, too_many_refused, total
 from sft_toolkit.data.source_tokens import SourceReader, SourceTokens, formats_by_file
-from sft_toolkit.data.split import Indices, Keys, held_out, resampled
-from sft_toolkit.data.token_dataset import row_lengths
-from sft_toolkit.data.tokenise import SCHEMA, SourceTokenizer
+from sft_toolkit.data.split import Indices, Keys, held_out, linked
+from sft_toolkit.data.summary import Mask, all_content, joined, report_of, short_names
+from sft_toolkit.data.tokenise import SourceTokenizer
+from sft_toolkit.data.transforms import transform_of
 from sft_toolkit.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -36,21 +41,20 @@ logger = logging.getLogger(__name__)
 VALIDATION = "eval"
 """Name of the held-out set that `val_split` makes."""
 
-DUPLICATE = "says the same as an earlier row"
-LEAKED = "held-out rows that are also trained on"
-
 
 @dataclass
 class Prepared:
     """Everything that training needs of the data.
 
     Attributes:
-        train: columns `input_ids`, `labels` (list of int32), `row` (1-based in its source), `source`; None without
-            `data.train`. Memory-mapped.
-        evals: held-out sets by name, likewise.
+        train: columns `input_ids`, `labels` (list of int32), `row` (1-based in its source), `source`, and the number
+            columns that the sampler reads; None without `data.train`. Memory-mapped.
+        evals: held-out sets by name, without those number columns.
         report: what `data_report.json` holds.
         fingerprint: changes with anything that changes a row of `train` or `evals`, or their order.
         end_of_turn: text and id of the token that closes an assistant turn, where the template has one.
+        plan: which rows of `train` share a bin, with `packing: true`.
+        eval_parts: names and rows of the sources of each held-out set that has several, in order.
     """
 
     train: Dataset | None
@@ -58,6 +62,16 @@ class Prepared:
     report: dict[str, Any]
     fingerprint: str
     end_of_turn: tuple[str, int] | None
+    plan: PackingPlan | None = None
+    eval_parts: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+
+    def write_plan(self, folder: Path) -> None:
+        """`packing_plan.json` (see `plan.to_json`); without packing, that of an earlier run is taken away."""
+        path = folder / PLAN
+        if self.plan is None or self.train is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_text(to_json(self.plan, self.train), encoding="utf-8")
 
 
 def prepare(data: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int = 42) -> Prepared:
@@ -66,40 +80,40 @@ def prepare(data: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int =
     Args:
         data: sources and policies.
         tokenizer: with the chat template that is trained with.
-        seed: of the sample that a source's weight draws.
+        seed: of the mixture: which rows a weight draws, and which source comes next.
 
     Raises:
         ConfigError: options that contradict one another, or conversations without a chat template.
-        DataError: a file or row that can't be used, or no row that is left (with every reason counted).
+        DataError: a file or row that can't be used, too many refused rows, or no row that is left (with every reason
+            counted).
         OSError: the cache can't be written.
     """
-    _check(data)
+    ordering = check_options(data)
     reader = SourceReader(data, tokenizer)
-    sources = [reader.read(source) for source in data.train]
+    carried = Carried(data.group_by, tuple(ordering.columns()))
+    sources = [reader.read(source, carried) for source in data.train]
     eval_sources = {name: [reader.read(source) for source in group] for name, group in data.eval.items()}
     for name, group in {"data.train": sources, **{f"data.eval.{n}": g for n, g in eval_sources.items()}}.items():
-        _say_and_check(name, group)
+        _say_and_check(name, group, data.max_refused)
 
-    masks = _masks(sources, data.val_split)
-    evals = {name: _joined(group, [np.arange(len(s.rows)) for s in group]) for name, group in eval_sources.items()}
-    if data.val_split:
-        evals[VALIDATION] = _joined(sources, [np.flatnonzero(mask) for mask in masks])
-    chosen = [
-        resampled(np.flatnonzero(~mask), source.weight, seed + number)
-        for number, (source, mask) in enumerate(zip(sources, masks, strict=True))
-    ]
-    train = _joined(sources, chosen) if sources else None
+    masks = _masks(sources, data)
+    mixture = _mixture(sources, [np.flatnonzero(~mask) for mask in masks], data, seed)
+    train = joined(sources, mixture.chosen, mixture.order) if sources else None
     if train is not None and len(train) == 0:
         raise DataError("data.train: no row is left to train on after val_split and the sources' weights")
 
-    content = {name: [source.key for source in group] for name, group in {"": sources, **eval_sources}.items()}
-    mixture = {"content": content, "weights": [s.weight for s in sources], "val_split": data.val_split, "seed": seed}
-    report = _report(sources, chosen, masks, eval_sources)
+    report = report_of(sources, mixture.chosen, masks, eval_sources)
     report["template_fingerprint"] = hashlib.sha256(template_text(tokenizer).encode()).hexdigest()
-    report["fingerprint"] = cache_key(mixture)
+    report["fingerprint"] = _fingerprint(data, {"": sources, **eval_sources}, seed)
+    prepared = Prepared(train, {}, report, report["fingerprint"], reader.renderer.end_of_turn)
+    for name, group in eval_sources.items():
+        _hold_out(prepared, name, group, [np.arange(len(source.rows)) for source in group])
+    if data.val_split:
+        _hold_out(prepared, VALIDATION, sources, [np.flatnonzero(mask) for mask in masks])
     if data.packing and train is not None:
-        report["packing"] = _packing(train, data.max_length)
-    return Prepared(train, evals, report, report["fingerprint"], reader.renderer.end_of_turn)
+        prepared.plan = plan_packing(train, data.max_length, ordering)
+        report["packing"] = {"bins": len(prepared.plan.bins), "fill": round(prepared.plan.fill, 4)}
+    return prepared
 
 
 def tokenize_rows(
@@ -125,17 +139,29 @@ def tokenize_rows(
     """
     rows = _reiterable(rows)
     formats = formats_by_file(_numbered(rows, name), {})
-    reader = SourceTokenizer(args, Renderer(tokenizer, args.supervise), lambda raw: to_example(raw, formats[name]))
-    table = pa.Table.from_batches(reader.batches(_numbered(rows, name)), schema=SCHEMA).drop_columns(["content"])
+    reader = SourceTokenizer(
+        args,
+        Renderer(tokenizer, args.supervise),
+        lambda raw: to_example(raw, formats[name]),
+        Carried(numbers=tuple(ordering_of(args.sampler).columns())),
+    )
+    table = pa.Table.from_batches(reader.batches(_numbered(rows, name)), schema=reader.schema).drop_columns(["content"])
     logger.info("%s", describe(name, reader.tally))
     if not reader.tally.rows_kept:
         raise DataError(nothing_left(name, reader.tally))
+    if refused := too_many_refused(name, reader.tally, args.max_refused):
+        raise DataError(refused)
     # Without a fingerprint, datasets would hash all the tokens to make one.
     tokens = Dataset(table, fingerprint=uuid.uuid4().hex)
     return tokens, {**reader.tally.as_dict(), "sources": {name: reader.tally.as_dict()}}
 
 
-def _check(data: DataArguments) -> None:
+def check_options(data: DataArguments) -> Ordering:
+    """What is wrong with the options, found before a file is read; the order that `sampler` names.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
     problems = []
     if data.streaming:
         problems.append("data.streaming: true is not available yet; leave it out, the token cache is read from disk")
@@ -147,90 +173,82 @@ def _check(data: DataArguments) -> None:
         problems.append("data.eval: a weight has no meaning for held-out rows, each counts once; take it out")
     if data.val_split and data.val_split > 1 and data.val_split != int(data.val_split):
         problems.append(f"data.val_split: {data.val_split} is neither a share below 1 nor a whole number of rows")
+    if data.group_by is not None and not data.val_split:
+        problems.append("data.group_by: has a meaning for val_split only; take it out, or set val_split")
+    problems += _problems("data.sampler", lambda: ordering_of(data.sampler))
+    problems += _problems("data.transform", lambda: transform_of(data.transform, 0, None))
     if problems:
         raise ConfigError(problems)
+    return ordering_of(data.sampler)
 
 
-def _say_and_check(name: str, group: Sequence[SourceTokens]) -> None:
+def _problems(key: str, build: Callable[[], object]) -> list[str]:
+    try:
+        build()
+    except ConfigError as error:
+        return [f"{key}: {problem}" for problem in error.problems]
+    return []
+
+
+def _say_and_check(name: str, group: Sequence[SourceTokens], max_refused: float | None) -> None:
     for source in group:
         logger.info("%s", describe(source.name, source.tally))
     tally = total(source.tally for source in group)
     if group and not tally.rows_kept:
         raise DataError(nothing_left(name, tally))
+    refused = [too_many_refused(source.name, source.tally, max_refused) for source in group]
+    if any(refused):
+        raise DataError("\n".join(filter(None, refused)))
 
 
-def _masks(sources: Sequence[SourceTokens], val_split: float | None) -> list[Any]:
+def _masks(sources: Sequence[SourceTokens], data: DataArguments) -> list[Mask]:
     """Per source, which rows are held out."""
-    if not val_split:
+    if not data.val_split:
         return [np.zeros(len(source.rows), dtype=np.bool_) for source in sources]
-    rows = sum(len(source.rows) for source in sources)
-    if val_split >= 1 and val_split >= rows:
-        raise DataError(f"data.val_split: {int(val_split)} rows can't be held out of {rows}: none would be trained on")
-    return list(held_out([source.content for source in sources], val_split))
+    sizes = [len(source.rows) for source in sources]
+    if data.val_split >= 1 and data.val_split >= sum(sizes):
+        rows = f"{int(data.val_split)} rows can't be held out of {sum(sizes)}"
+        raise DataError(f"data.val_split: {rows}: none would be trained on")
+    keys = [source.content for source in sources] if data.group_by is None else _grouped(sources, data.group_by, sizes)
+    return list(held_out(keys, data.val_split))
 
 
-def _joined(sources: Sequence[SourceTokens], chosen: Sequence[Indices]) -> Dataset:
-    """The chosen rows of all sources, one source behind the other."""
-    parts = []
-    for source, indices in zip(sources, chosen, strict=True):
-        rows = source.rows.remove_columns(["content"])
-        whole = len(indices) == len(rows) and bool((indices == np.arange(len(rows))).all())
-        parts.append(rows if whole else rows.select(indices))
-    return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+def _grouped(sources: Sequence[SourceTokens], column: str, sizes: list[int]) -> list[Keys]:
+    """Keys by which rows of one group, and rows that say the same, lie on one side."""
+    groups = [source.groups for source in sources]
+    with_group = sum(count for _, count in groups)
+    if not with_group:
+        raise DataError(f"data.group_by: no row of data.train has a value in a column {column!r}")
+    if with_group < sum(sizes):
+        logger.warning(
+            "data.group_by: %s rows have no value in %r; each is a group of its own", sum(sizes) - with_group, column
+        )
+    keys = linked(np.concatenate([of_source for of_source, _ in groups]), all_content(sources))
+    return np.split(keys, np.cumsum(sizes)[:-1])
 
 
-def _report(
-    sources: Sequence[SourceTokens],
-    chosen: Sequence[Indices],
-    masks: Sequence[Any],
-    evals: Mapping[str, Sequence[SourceTokens]],
-) -> dict[str, Any]:
-    tally = total(source.tally for source in sources)
-    content = _all_content(sources)
-    repeated = np.setdiff1d(np.arange(len(content)), np.unique(content, return_index=True)[1])
-    _warn(tally, DUPLICATE, sources, repeated)
-    groups = {}
-    for name, group in evals.items():
-        groups[name] = total(source.tally for source in group)
-        _warn(groups[name], LEAKED, group, np.flatnonzero(np.isin(_all_content(group), content)))
-    per_source: dict[str, Any] = {}
-    for source, indices, mask in zip(sources, chosen, masks, strict=True):
-        counts = {"weight": source.weight, "rows_held_out": int(mask.sum()), "rows_trained": len(indices)}
-        per_source[_free_name(source.name, per_source)] = {**source.tally.as_dict(), **counts}
-    return {
-        **tally.as_dict(),
-        "rows_held_out": sum(int(mask.sum()) for mask in masks),
-        "rows_trained": sum(len(indices) for indices in chosen),
-        "sources": per_source,
-        "eval": {name: group.as_dict() for name, group in groups.items()},
+def _mixture(sources: Sequence[SourceTokens], kept: list[Indices], data: DataArguments, seed: int) -> Mixture:
+    weights = [source.weight for source in sources]
+    if data.mixing == "interleave" and sources:
+        return interleaved(kept, weights, data.stopping_strategy, seed)
+    return concatenated(kept, weights, seed)
+
+
+def _hold_out(prepared: Prepared, name: str, sources: Sequence[SourceTokens], chosen: list[Indices]) -> None:
+    prepared.evals[name] = joined(sources, chosen).select_columns(["input_ids", "labels", "row", "source"])
+    parts = [(part, len(rows)) for part, rows in zip(short_names(sources), chosen, strict=True) if len(rows)]
+    if len(parts) > 1:
+        prepared.eval_parts[name] = parts
+
+
+def _fingerprint(data: DataArguments, groups: Mapping[str, Sequence[SourceTokens]], seed: int) -> str:
+    content = {name: [source.key for source in group] for name, group in groups.items()}
+    split = {
+        "weights": [source.weight for source in groups[""]],
+        "val_split": data.val_split,
+        "group_by": data.group_by,
     }
-
-
-def _all_content(sources: Sequence[SourceTokens]) -> Keys:
-    return np.concatenate([np.zeros(0, dtype=np.uint64), *(source.content for source in sources)])
-
-
-def _warn(tally: Tally, kind: str, sources: Sequence[SourceTokens], positions: Indices) -> None:
-    """Count rows by their positions over all sources, naming the first few."""
-    if not len(positions):
-        return
-    joined = _joined(sources, [np.arange(len(source.rows)) for source in sources])
-    named = [f"{row['source']}, row {row['row']}" for row in joined.select(positions[:EXAMPLES])]
-    tally.warn(kind, named, len(positions))
-    logger.warning("%s: %s rows, first %s", kind, f"{len(positions):,}", "; ".join(named))
-
-
-def _free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """The name, numbered where two sources share a path (two splits of a hub data set)."""
-    if name not in taken:
-        return name
-    return next(f"{name} ({n})" for n in range(2, len(taken) + 3) if f"{name} ({n})" not in taken)
-
-
-def _packing(train: Dataset, capacity: int) -> dict[str, Any]:
-    lengths = row_lengths(train)
-    bins = best_fit_decreasing(lengths, capacity)
-    return {"bins": len(bins), "fill": round(fill(lengths, bins, capacity), 4)}
+    return cache_key({"content": content, **split, "mixing": [data.mixing, data.stopping_strategy], "seed": seed})
 
 
 def _reiterable(rows: Any) -> Any:

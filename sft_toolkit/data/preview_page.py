@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from sft_toolkit.data import preview_bins
 from sft_toolkit.data.preview import Piece, pieces, title
 
 _STYLE = """
@@ -40,14 +41,21 @@ _LEGEND = (
 )
 
 
-def page(shown: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, verdict: str) -> str:
+def page(
+    shown: Iterable[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    verdict: str,
+    bins: preview_bins.BinsShown | None = None,
+) -> str:
     """A page of rows from `preview.records`; `verdict` is the sentence of `preview.stopping`."""
     articles = "\n".join(_article(record, tokenizer) for record in shown)
+    packing = "" if bins is None else preview_bins.section(bins)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>What is trained</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>What is trained</h1>\n"
-        f'<p class="verdict">{escape(verdict)}</p>\n{_LEGEND}\n{articles}\n</body>\n</html>\n'
+        f"<title>What is trained</title>\n<style>{_STYLE}{preview_bins.STYLE}</style>\n</head>\n"
+        "<body>\n<h1>What is trained</h1>\n"
+        f'<p class="verdict">{escape(verdict)}</p>\n{_LEGEND}\n{articles}\n{packing}</body>\n</html>\n'
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sft_toolkit.args import Supervise
 from sft_toolkit.data.conversation import IGNORED, Conversation, Example, PlainText, RowError, TokenRow
+from sft_toolkit.data.encode import Alignment, TextEncoder
 from sft_toolkit.data.offsets import starts_token, token_at, token_range
 from sft_toolkit.data.spans import Turn, Unproven
 from sft_toolkit.data.supervision import Span, learned_spans, weight_problem, weight_remarks
@@ -21,7 +22,6 @@ from sft_toolkit.data.template import Chat, ChatTemplate, Located
 from sft_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
 EMPTY_ANSWER = "an assistant message without text: only its end is learned"
@@ -102,6 +102,7 @@ class Renderer:
         self.notes: Counter[str] = Counter()
         self._tokenizer = tokenizer
         self._supervise = supervise
+        self._encode = TextEncoder(tokenizer)
         self._vocabulary = len(tokenizer)
         self._eos: int | None = tokenizer.eos_token_id
 
@@ -126,7 +127,7 @@ class Renderer:
             ConfigError: a conversation, and the tokenizer has no chat template.
         """
         drafts = self._drafts(examples)
-        encodings = self._encodings([draft.text for draft in drafts if isinstance(draft, _Draft)])
+        encodings = iter(self._encode([draft.text for draft in drafts if isinstance(draft, _Draft)]))
         results = [self._finish(draft, *next(encodings)) if isinstance(draft, _Draft) else draft for draft in drafts]
         for result in results:
             if isinstance(result, Tokens):
@@ -148,14 +149,6 @@ class Renderer:
         index = self._tokenizer.convert_tokens_to_ids(token)
         assert isinstance(index, int)
         return index
-
-    def _encodings(self, texts: list[str]) -> Iterator[tuple[Encoding, list[int]]]:
-        if not texts:
-            return iter(())
-        batch = self._tokenizer(
-            texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
-        )
-        return zip(batch.encodings or (), batch["input_ids"], strict=True)
 
     def _drafts(self, examples: Sequence[Example]) -> list[_Draft | Tokens | Refusal]:
         conversations = [example for example in examples if isinstance(example, Conversation)]
@@ -229,14 +222,14 @@ class Renderer:
         head = int(ids[0] == self._tokenizer.bos_token_id)
         return Tokens(ids, labels, head=head, starts=_prompt(labels, head), notes=(OTHER_LABELS,) if differ else ())
 
-    def _finish(self, draft: _Draft, encoding: Encoding, ids: list[int]) -> Tokens | Refusal:
+    def _finish(self, draft: _Draft, encoding: Alignment, ids: list[int]) -> Tokens | Refusal:
         finish = self._plain_tokens if draft.is_plain else self._chat_tokens
         try:
             return finish(draft, encoding, ids)
         except Unproven as reason:
             return Refusal(MASK_UNPROVEN, str(reason))
 
-    def _labels(self, draft: _Draft, encoding: Encoding, ids: list[int]) -> tuple[list[int], tuple[str, ...]]:
+    def _labels(self, draft: _Draft, encoding: Alignment, ids: list[int]) -> tuple[list[int], tuple[str, ...]]:
         labels = [IGNORED] * len(ids)
         notes = draft.notes
         for span in draft.learned:
@@ -248,7 +241,7 @@ class Renderer:
                 notes += (SWALLOWED,)
         return labels, notes
 
-    def _chat_tokens(self, draft: _Draft, encoding: Encoding, ids: list[int]) -> Tokens:
+    def _chat_tokens(self, draft: _Draft, encoding: Alignment, ids: list[int]) -> Tokens:
         labels, notes = self._labels(draft, encoding, ids)
         length = len(draft.text)
         ends = tuple(token_at(encoding, turn.end, length) for turn in draft.turns)
@@ -256,7 +249,7 @@ class Renderer:
         starts = tuple(token_at(encoding, start, length) for start in draft.user_starts) if whole else ()
         return Tokens(ids, labels, ends, starts[0] if starts else 0, starts, notes)
 
-    def _plain_tokens(self, draft: _Draft, encoding: Encoding, ids: list[int]) -> Tokens:
+    def _plain_tokens(self, draft: _Draft, encoding: Alignment, ids: list[int]) -> Tokens:
         labels, notes = self._labels(draft, encoding, ids)
         lead = [] if ids[: len(self._lead_ids)] == self._lead_ids else self._lead_ids
         end = [self._eos] if self._eos is not None and ids[-1:] != [self._eos] else []

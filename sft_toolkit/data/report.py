@@ -9,6 +9,12 @@ from typing import Any
 EXAMPLES = 3
 """Rows named per warning."""
 
+REFUSALS = ("bad_row", "mask_unproven")
+"""Reasons for which a row is refused, rather than dropped by a policy on lengths."""
+
+FEWEST = 20
+"""Rows from which on the default limit on refused rows holds: half of very few rows says nothing about a file."""
+
 
 @dataclass
 class Tally:
@@ -21,8 +27,8 @@ class Tally:
         rows_truncated: rows among the kept ones that were cut to `max_length`.
         tokens, supervised_tokens: of the kept rows. A label at the first token is learned by no loss and not counted.
         longest: tokens of the longest kept row.
-        warnings: {kind: {"count": rows, "rows": the first three, as "file:row N"}}; every reason of `rows_dropped`
-            has its entry too.
+        warnings: {kind: {"count": rows, "rows": the first three, as "file, row N"}}; every reason of `rows_dropped`
+            has its entry too, and where the reason differs from row to row, it is told for these three ("why").
     """
 
     rows_read: int = 0
@@ -41,17 +47,23 @@ class Tally:
         self.supervised_tokens += supervised
         self.longest = max(self.longest, length)
 
-    def drop(self, reason: str, where: str) -> None:
-        """Count a row that is not trained on; `where` is "file:row N"."""
+    def drop(self, reason: str, where: str, why: str | None = None) -> None:
+        """Count a row that is not trained on; `where` is "file, row N", `why` what is wrong with this very row."""
         self.rows_dropped[reason] = self.rows_dropped.get(reason, 0) + 1
-        self.warn(reason, [where])
+        self.warn(reason, [where], why=() if why is None else [why])
 
-    def warn(self, kind: str, where: Iterable[str], count: int | None = None) -> None:
+    def warn(self, kind: str, where: Iterable[str], count: int | None = None, why: Iterable[str] = ()) -> None:
         """Count something worth knowing about rows; `count` only where more rows are meant than are named."""
-        rows = list(where)
+        rows, reasons = list(where), list(why)
         entry = self.warnings.setdefault(kind, {"count": 0, "rows": []})
         entry["count"] += len(rows) if count is None else count
         entry["rows"] = (entry["rows"] + rows)[:EXAMPLES]
+        if reasons:
+            entry["why"] = (entry.get("why", []) + reasons)[:EXAMPLES]
+
+    def refused(self) -> int:
+        """Rows that can't be read, or whose mask has no proof."""
+        return sum(self.rows_dropped.get(reason, 0) for reason in REFUSALS)
 
     def add(self, other: Tally) -> None:
         """Add the counts of another source to these."""
@@ -61,7 +73,7 @@ class Tally:
         for reason, count in other.rows_dropped.items():
             self.rows_dropped[reason] = self.rows_dropped.get(reason, 0) + count
         for kind, entry in other.warnings.items():
-            self.warn(kind, entry["rows"], entry["count"])
+            self.warn(kind, entry["rows"], entry["count"], entry.get("why", ()))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; `Tally(**dict)` is the way back."""
@@ -86,7 +98,7 @@ def describe(name: str, tally: Tally) -> str:
     lines = [head]
     for kind, entry in tally.warnings.items():
         verb = "dropped, " if kind in tally.rows_dropped else ""
-        lines.append(f"  {verb}{kind}: {entry['count']:,} rows, first {'; '.join(entry['rows'])}")
+        lines.append(f"  {verb}{kind}: {entry['count']:,} rows, first {'; '.join(_examples(entry))}")
     return "\n".join(lines)
 
 
@@ -95,10 +107,35 @@ def nothing_left(name: str, tally: Tally) -> str:
     if not tally.rows_read:
         return f"{name}: there are no rows"
     reasons = "; ".join(
-        f"{reason}: {count:,} (first: {', '.join(tally.warnings[reason]['rows'][:1])})"
+        f"{reason}: {count:,} (first: {', '.join(_examples(tally.warnings[reason])[:1])})"
         for reason, count in tally.rows_dropped.items()
     )
     return f"{name}: no row is left to train on, {tally.rows_read:,} were read. Dropped: {reasons}"
+
+
+def too_many_refused(name: str, tally: Tally, limit: float | None) -> str | None:
+    """Why a source with so many refused rows is not trained on, with counts and examples; None where it may be.
+
+    Args:
+        limit: largest share of refused rows; None is half, of `FEWEST` rows or more.
+    """
+    refused, read = tally.refused(), tally.rows_read
+    if (limit is None and read < FEWEST) or refused <= (0.5 if limit is None else limit) * read:
+        return None
+    asked = "data.max_refused (half, by default)" if limit is None else f"data.max_refused: {limit:g}"
+    lines = [f"{name}: {refused:,} of {read:,} rows are refused ({_percent(refused, read)}), more than {asked}"]
+    lines += [
+        f"  {reason}: {tally.rows_dropped[reason]:,}, first {'; '.join(_examples(tally.warnings[reason]))}"
+        for reason in REFUSALS
+        if reason in tally.rows_dropped
+    ]
+    return "\n".join(lines)
+
+
+def _examples(entry: dict[str, Any]) -> list[str]:
+    """The rows of a warning, each with its own reason where there is one."""
+    whys = entry.get("why", [])
+    return [f"{row} ({whys[i]})" if i < len(whys) else row for i, row in enumerate(entry["rows"])]
 
 
 def _percent(part: int, whole: int) -> str:

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from sft_toolkit.args import DataArguments, PreparationArguments, SourceArguments
 from sft_toolkit.data.cache import TokenCache, cache_key, code_fingerprint, template_text, tokenizer_fingerprint
+from sft_toolkit.data.carried import GROUP, NOTHING, Carried
 from sft_toolkit.data.conversation import Example
 from sft_toolkit.data.formats import LAYOUTS, detect_format, to_example
 from sft_toolkit.data.readers.raw import RawRow
@@ -25,12 +27,14 @@ from sft_toolkit.data.render import Renderer
 from sft_toolkit.data.report import Tally
 from sft_toolkit.data.sources import fingerprint, read_rows
 from sft_toolkit.data.split import Keys
-from sft_toolkit.data.tokenise import SCHEMA, SourceTokenizer
+from sft_toolkit.data.tokenise import SourceTokenizer
 from sft_toolkit.errors import DataError
 from sft_toolkit.registry import lookup
 
 logger = logging.getLogger(__name__)
 
+# What arranges tokens, changes them at each reading or judges the counts makes no other tokens.
+_AFTERWARDS = ("packing", "sampler", "transform", "max_refused")
 HINT_ROWS = 3  # rows shown to detect_format, which only words a hint from them
 
 
@@ -40,7 +44,7 @@ class SourceTokens:
 
     Attributes:
         name: the path as the user wrote it.
-        rows: columns `input_ids`, `labels`, `row`, `source`, `content`; memory-mapped.
+        rows: columns `input_ids`, `labels`, `row`, `source`, `content`, and those of `Carried`; memory-mapped.
         tally: what happened to the source's rows.
         key: of the cache entry.
         weight: sampling weight.
@@ -58,6 +62,18 @@ class SourceTokens:
         keys: Keys = self.rows.data.column("content").to_numpy()
         return keys.astype(np.uint64, copy=False)
 
+    @property
+    def groups(self) -> tuple[Keys, int]:
+        """Group key per row, uint64 (N,), the content key where a row has no group; and how many have one."""
+        column = self.rows.data.column(GROUP)
+        filled = pc.coalesce(column, self.rows.data.column("content"))
+        return filled.to_numpy().astype(np.uint64, copy=False), len(column) - column.null_count
+
+    @property
+    def tokens(self) -> Dataset:
+        """The rows without what only the split needs."""
+        return self.rows.remove_columns([name for name in ("content", GROUP) if name in self.rows.column_names])
+
 
 class SourceReader:
     """Reads sources through the token cache; one tokenizer and one set of policies.
@@ -71,8 +87,7 @@ class SourceReader:
         self.data = data
         self.renderer = Renderer(tokenizer, data.supervise)
         self.cache = TokenCache(Path(data.cache_dir or "~/.cache/sft_toolkit").expanduser() / "tokens")
-        # Packing arranges tokens and changes none.
-        policies = {f.name: getattr(data, f.name) for f in fields(PreparationArguments) if f.name != "packing"}
+        policies = {f.name: getattr(data, f.name) for f in fields(PreparationArguments) if f.name not in _AFTERWARDS}
         reads_clock = "strftime_now" in template_text(tokenizer)
         self._shared_key = {
             "code": code_fingerprint(),
@@ -81,8 +96,11 @@ class SourceReader:
             "date": datetime.date.today().isoformat() if reads_clock else None,
         }
 
-    def read(self, source: SourceArguments) -> SourceTokens:
+    def read(self, source: SourceArguments, carried: Carried = NOTHING) -> SourceTokens:
         """The tokens of a source: from the cache, or rendered now.
+
+        Args:
+            carried: columns of the files that are kept beside the tokens.
 
         Raises:
             DataError: a file or row that can't be used, by name and number.
@@ -90,12 +108,12 @@ class SourceReader:
             OSError: the cache can't be written.
         """
         asked = source.format if source.format != "auto" else self.data.format
-        key = cache_key({**self._shared_key, **_source_key(source, asked)})
+        key = cache_key({**self._shared_key, **_source_key(source, asked), "carried": asdict(carried)})
 
         def build(path: Path) -> dict[str, Any]:
             formats = _formats(source, asked, self.data.on_bad_row == "error")
-            tokenizer = SourceTokenizer(self.data, self.renderer, _reader(source, formats))
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+            tokenizer = SourceTokenizer(self.data, self.renderer, _reader(source, formats), carried)
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, tokenizer.schema) as writer:
                 for batch in tokenizer.batches(read_rows(source, self.data.on_bad_row)):
                     writer.write_batch(batch)
                     logger.debug("%s: %s rows read", source.path, f"{tokenizer.tally.rows_read:,}")

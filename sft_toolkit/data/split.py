@@ -54,6 +54,36 @@ def held_out(sources: Sequence[Keys], amount: float) -> list[npt.NDArray[np.bool
     return [np.isin(keys, chosen) for keys in sources]
 
 
+def linked(groups: Keys, contents: Keys) -> Keys:
+    """A key per row that is equal for rows of one group, for rows of equal content, and for whatever these link.
+
+    Args:
+        groups, contents: keys per row, each uint64 (rows,), over all sources.
+
+    Returns:
+        uint64 (rows,), evenly distributed, and the same as before for rows that later rows don't link to others.
+    """
+    members = [np.unique(keys, return_inverse=True)[1] for keys in (groups, contents)]
+    smallest = groups
+    while True:
+        before = smallest
+        for of_row in members:
+            of_member = np.full(int(of_row.max(initial=-1)) + 1, np.iinfo(np.uint64).max, dtype=np.uint64)
+            np.minimum.at(of_member, of_row, smallest)
+            smallest = of_member[of_row]
+        if (smallest == before).all():
+            return _mixed(smallest)
+
+
+def _mixed(keys: Keys) -> Keys:
+    """The keys, hashed again (splitmix64): the smallest of several keys is small, and would be held out more often."""
+    mixed = keys + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    result: Keys = mixed ^ (mixed >> np.uint64(31))
+    return result
+
+
 def _smallest(sources: Sequence[Keys], amount: int) -> Keys:
     """Keys whose rows are `amount` together, or a few more where rows of equal content occur."""
     rows = sum(len(keys) for keys in sources)
@@ -79,8 +109,16 @@ def resampled(indices: Indices, weight: float, seed: int) -> Indices:
     become 23. The same seed gives the same sample.
     """
     whole = int(weight)
-    extra = round((weight - whole) * len(indices))
+    return np.sort(np.concatenate([np.repeat(indices, whole), _sample(indices, (weight - whole), seed)]))
+
+
+def passes(indices: Indices, count: int, seed: int) -> Indices:
+    """`count` of these rows, pass after pass: each whole pass in order, and of the last one a sample in order."""
+    whole, rest = divmod(count, max(1, len(indices)))
+    return np.concatenate([np.tile(indices, whole), np.sort(_sample(indices, rest / max(1, len(indices)), seed))])
+
+
+def _sample(indices: Indices, share: float, seed: int) -> Indices:
     # Raw bits, because numpy keeps their stream over versions (NEP 19).
     stream = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(len(indices))
-    sample = np.argsort(stream, kind="stable")[:extra]
-    return np.sort(np.concatenate([np.repeat(indices, whole), indices[sample]]))
+    return indices[np.argsort(stream, kind="stable")[: round(share * len(indices))]]

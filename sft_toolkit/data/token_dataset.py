@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 from datasets import Dataset
 from torch.utils.data import Dataset as TorchDataset
 
 from sft_toolkit.data.collate import IGNORED
+from sft_toolkit.data.facts import RowFacts, row_lengths
 from sft_toolkit.data.sampler import BLANK
+
+__all__ = ["PackedDataset", "RowsDataset", "TokenRowDict", "blank_row", "row_lengths", "row_numbers"]
 
 TokenRowDict = dict[str, list[int]]
 """`input_ids` and `labels` of one document."""
 
+Transform = Callable[[TokenRowDict, int, int], TokenRowDict]
+"""(row, epoch, index of the row) -> the row as it is trained on; see `transforms`."""
 
-def row_lengths(tokens: Dataset) -> npt.NDArray[np.int64]:
-    """Tokens per row, int64 (N,), read from the list offsets without reading a token."""
-    batches = tokens.select_columns(["input_ids"]).with_format("arrow").iter(batch_size=10_000)
-    parts = [pc.list_value_length(batch["input_ids"]).to_numpy() for batch in batches]
-    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, dtype=np.int64)
+Parts = Sequence[tuple[str, int]]
+"""Names and sizes of the sources that a held-out set holds, one behind the other."""
 
 
 def row_numbers(tokens: Dataset) -> npt.NDArray[np.int64]:
@@ -32,12 +33,35 @@ def row_numbers(tokens: Dataset) -> npt.NDArray[np.int64]:
     return np.asarray(tokens.with_format("numpy")["row"][:], dtype=np.int64)
 
 
-class RowsDataset(TorchDataset[TokenRowDict]):
-    """Only `input_ids` and `labels` of a token data set, as lists. Index -1 is a blank row (see `EpochSampler`)."""
+class _TokenItems:
+    """What both layouts share.
 
-    def __init__(self, tokens: Dataset) -> None:
+    Args:
+        tokens: data set with the columns `input_ids` and `labels`; others serve samplers.
+        transform: changes each row when it is read. The sampler then yields `index + epoch * len(self)`
+            (`EpochSampler.stamps_epoch`), since a worker process learns nothing else of the epoch.
+        parts: the sources of a held-out set, in items; their losses are reported one by one.
+    """
+
+    bins: Sequence[Sequence[int]] | None = None
+
+    def __init__(self, tokens: Dataset, transform: Transform | None = None, parts: Parts = ()) -> None:
+        self.all_columns = tokens
         self.tokens = tokens.select_columns(["input_ids", "labels"])
         self.numbers = row_numbers(tokens)
+        self.transform = transform
+        self.parts = parts
+
+    def facts(self, rows_per_update: int = 1) -> RowFacts:
+        """What a sampler may know of the items."""
+        return RowFacts(self.all_columns, rows_per_update, self.bins)
+
+    def _changed(self, row: TokenRowDict, epoch: int, index: int) -> TokenRowDict:
+        return row if self.transform is None else self.transform(row, epoch, index)
+
+
+class RowsDataset(_TokenItems, TorchDataset[TokenRowDict]):
+    """Only `input_ids` and `labels` of a token data set, as lists. Index -1 is a blank row (see `EpochSampler`)."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,21 +71,28 @@ class RowsDataset(TorchDataset[TokenRowDict]):
         return [int(self.numbers[index])]
 
     def __getitem__(self, index: int) -> TokenRowDict:
-        return blank_row() if index == BLANK else self.tokens[int(index)]
+        if index == BLANK:
+            return blank_row()
+        epoch, row = divmod(int(index), len(self))
+        return self._changed(self.tokens[row], epoch, row)
 
 
-class PackedDataset(TorchDataset[dict[str, list[TokenRowDict]]]):
+class PackedDataset(_TokenItems, TorchDataset[dict[str, list[TokenRowDict]]]):
     """Bin i of a packing plan as `{"documents": [row, ...]}`. Index -1 is a bin of one blank row.
 
     Args:
         tokens: data set with the columns `input_ids` and `labels`.
-        bins: row indices per bin, from `best_fit_decreasing`.
+        bins: row indices per bin, from `plan.plan_bins`.
+        transform, parts: as of `RowsDataset`.
     """
 
-    def __init__(self, tokens: Dataset, bins: Sequence[Sequence[int]]) -> None:
-        self.tokens = tokens.select_columns(["input_ids", "labels"])
+    bins: Sequence[Sequence[int]]
+
+    def __init__(
+        self, tokens: Dataset, bins: Sequence[Sequence[int]], transform: Transform | None = None, parts: Parts = ()
+    ) -> None:
+        super().__init__(tokens, transform, parts)
         self.bins = bins
-        self.numbers = row_numbers(tokens)
 
     def __len__(self) -> int:
         return len(self.bins)
@@ -73,9 +104,11 @@ class PackedDataset(TorchDataset[dict[str, list[TokenRowDict]]]):
     def __getitem__(self, index: int) -> dict[str, list[TokenRowDict]]:
         if index == BLANK:
             return {"documents": [blank_row()]}
-        columns: dict[str, Any] = self.tokens[list(self.bins[index])]
-        pairs = zip(columns["input_ids"], columns["labels"], strict=True)
-        return {"documents": [{"input_ids": ids, "labels": labels} for ids, labels in pairs]}
+        epoch, place = divmod(int(index), len(self))
+        rows = list(self.bins[place])
+        columns: dict[str, Any] = self.tokens[rows]
+        pairs = zip(rows, columns["input_ids"], columns["labels"], strict=True)
+        return {"documents": [self._changed({"input_ids": ids, "labels": to}, epoch, row) for row, ids, to in pairs]}
 
 
 def blank_row() -> TokenRowDict:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from sft_toolkit.args import PreparationArguments
+from sft_toolkit.data.carried import NOTHING, Carried
 from sft_toolkit.data.conversation import IGNORED, Conversation, Example, PlainText, RowError
 from sft_toolkit.data.lengths import TOO_LONG, fit
 from sft_toolkit.data.readers.raw import RawRow
@@ -39,62 +41,69 @@ class SourceTokenizer:
         args: policies for bad and long rows.
         renderer: renders and masks; its notes are counted here as warnings.
         read: a raw row -> an example; raises RowError with the reason.
+        carried: columns of the files that are kept beside the tokens.
     """
 
     args: PreparationArguments
     renderer: Renderer
     read: Callable[[RawRow], Example]
+    carried: Carried = NOTHING
     tally: Tally = field(default_factory=Tally)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """`SCHEMA`, and behind it the carried columns."""
+        return pa.schema([*SCHEMA, *(pa.field(name, kind) for name, kind in self.carried.fields())])
+
     def batches(self, rows: Iterable[RawRow]) -> Iterator[pa.RecordBatch]:
-        """Token rows of `SCHEMA`, in the order of the rows.
+        """Token rows of `schema`, in the order of the rows.
 
         The first label of a row is -100: nothing stands before its token to predict it from.
 
         Raises:
             DataError: a bad row with `on_bad_row: error`, or a long one with `too_long: error`; names file and row.
         """
-        pending: list[tuple[RawRow, Example]] = []
+        pending: list[_Pending] = []
         characters = 0
         for raw in rows:
             self.tally.rows_read += 1
-            example = self._example(raw)
-            if example is None:
+            read = self._read(raw)
+            if read is None:
                 continue
-            pending.append((raw, example))
-            characters += _size(example)
+            pending.append(read)
+            characters += _size(read.example)
             if len(pending) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
                 yield self._encode(pending)
                 pending, characters = [], 0
         if pending:
             yield self._encode(pending)
 
-    def _example(self, raw: RawRow) -> Example | None:
+    def _read(self, raw: RawRow) -> _Pending | None:
         reason = raw.error
         if reason is None:
             try:
-                return self.read(raw)
+                return _Pending(raw, self.read(raw), self.carried.values(raw))
             except RowError as error:
                 reason = str(error)
         self._refuse(raw, BAD_ROW, reason)
         return None
 
-    def _encode(self, pending: list[tuple[RawRow, Example]]) -> pa.RecordBatch:
-        results = self.renderer.encode([example for _, example in pending])
-        kept: list[tuple[RawRow, Tokens, int]] = []
-        for (raw, example), result in zip(pending, results, strict=True):
-            tokens = self._fitted(raw, result)
-            if tokens is not None:
-                kept.append((raw, tokens, content_key(example)))
-        columns = [
-            [tokens.input_ids for _, tokens, _ in kept],
-            [[IGNORED, *tokens.labels[1:]] for _, tokens, _ in kept],
-            [raw.number for raw, _, _ in kept],
-            [raw.source for raw, _, _ in kept],
-            [key for _, _, key in kept],
+    def _encode(self, pending: list[_Pending]) -> pa.RecordBatch:
+        results = self.renderer.encode([row.example for row in pending])
+        fitted = (self._fitted(row.raw, result) for row, result in zip(pending, results, strict=True))
+        kept = [(row, tokens) for row, tokens in zip(pending, fitted, strict=True) if tokens is not None]
+        columns: list[list[Any]] = [
+            [tokens.input_ids for _, tokens in kept],
+            [[IGNORED, *tokens.labels[1:]] for _, tokens in kept],
+            [row.raw.number for row, _ in kept],
+            [row.raw.source for row, _ in kept],
+            [content_key(row.example) for row, _ in kept],
+            *(list(values) for values in zip(*(row.carried for row, _ in kept), strict=True)),
         ]
-        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        schema = self.schema
+        columns += [[]] * (len(schema) - len(columns))  # no row is kept: zip knows no columns
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _fitted(self, raw: RawRow, result: Tokens | Refusal) -> Tokens | None:
         """The row within `max_length`, counted; None where it is dropped."""
@@ -120,7 +129,15 @@ class SourceTokenizer:
     def _refuse(self, raw: RawRow, reason: str, detail: str) -> None:
         if self.args.on_bad_row == "error":
             raise DataError(f"{raw.place}: {detail}")
-        self.tally.drop(reason, raw.place)
+        self.tally.drop(reason, raw.place, detail)
+
+
+class _Pending(NamedTuple):
+    """A row that waits to be encoded together with others."""
+
+    raw: RawRow
+    example: Example
+    carried: list[Any]
 
 
 def _size(example: Example) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sft_toolkit.loss import next_token_targets, projects_only_kept, router_loss, sum_of_nll, supervised_logits
+from sft_toolkit.loss import next_token_targets, projects_only_kept, router_loss, score, supervised_logits
 from tests.tiny import tiny_model
 
 
@@ -18,30 +18,39 @@ def test_a_target_is_the_label_of_the_next_position() -> None:
     assert next_token_targets(labels).tolist() == [[-100, 7, 8, -100], [6, -100, -100, -100]]
 
 
-def test_uniform_logits_cost_the_log_of_the_vocabulary_per_supervised_token() -> None:
-    targets = torch.tensor([3, -100, 0])
-    assert sum_of_nll(torch.zeros(3, 10), targets).item() == pytest.approx(2 * math.log(10), rel=1e-6)
+def test_uniform_logits_cost_the_log_of_the_vocabulary_per_token() -> None:
+    totals = score(torch.zeros(2, 10), torch.tensor([3, 0]))
+    assert totals.loss.item() == pytest.approx(2 * math.log(10), rel=1e-6)
+    assert totals.nll.item() == pytest.approx(2 * math.log(10), rel=1e-6)
+
+
+def test_the_sum_is_that_of_torch() -> None:
+    logits, targets = torch.randn(4, 9, requires_grad=True), torch.tensor([0, 3, 1, 8])
+    totals, expected = score(logits, targets), nn.functional.cross_entropy(logits, targets, reduction="sum")
+    torch.testing.assert_close(totals.loss, expected)
+    assert totals.correct.item() == (logits.argmax(-1) == targets).sum().item()
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (totals.loss, expected)))
 
 
 def test_a_micro_batch_without_a_supervised_token_gives_zero_and_still_a_graph() -> None:
     logits = torch.zeros(0, 10, requires_grad=True)
-    loss = sum_of_nll(logits, torch.zeros(0, dtype=torch.int64))
-    loss.backward()
-    assert loss.item() == 0.0
+    totals = score(logits, torch.zeros(0, dtype=torch.int64))
+    totals.loss.backward()
+    assert (totals.loss.item(), totals.nll.item(), totals.correct.item()) == (0.0, 0.0, 0)
     assert logits.grad is not None
 
 
 def test_the_sum_is_taken_in_fp32_whatever_the_dtype_of_the_logits() -> None:
     logits = torch.randn(4, 1000, dtype=torch.bfloat16)
     targets = torch.tensor([1, 2, 3, 4])
-    assert sum_of_nll(logits, targets).dtype is torch.float32
-    assert torch.equal(sum_of_nll(logits, targets), sum_of_nll(logits.float(), targets))
+    assert score(logits, targets).loss.dtype is torch.float32
+    assert torch.equal(score(logits, targets).loss, score(logits.float(), targets).loss)
 
 
-def test_label_smoothing_is_that_of_torch() -> None:
-    logits, targets = torch.randn(4, 9), torch.tensor([0, 3, -100, 8])
-    expected = nn.CrossEntropyLoss(reduction="sum", label_smoothing=0.1)(logits, targets)
-    assert torch.equal(sum_of_nll(logits, targets, label_smoothing=0.1), expected)
+def test_weights_count_in_what_is_optimised_and_not_in_the_nll() -> None:
+    totals = score(torch.zeros(2, 10), torch.tensor([3, 0]), torch.tensor([0.25, 0.5]))
+    assert totals.loss.item() == pytest.approx(0.75 * math.log(10), rel=1e-6)
+    assert totals.nll.item() == pytest.approx(2 * math.log(10), rel=1e-6)
 
 
 def test_kept_and_full_logits_give_the_same_rows() -> None:

@@ -83,7 +83,7 @@ def test_the_report_counts_every_row_once(tmp_path: Path) -> None:
         "supervised_tokens": 2 + 3,
         "longest": 25,
         "warnings": {
-            "bad_row": {"count": 1, "rows": [f"{path}, line 4"]},
+            "bad_row": {"count": 1, "rows": [f"{path}, line 4"], "why": ["the conversation has no messages"]},
             "too_long": {"count": 1, "rows": [f"{path}, line 2"]},
         },
     }
@@ -199,7 +199,8 @@ def test_a_mask_that_cannot_be_proven_stops_or_is_dropped(tmp_path: Path) -> Non
     with pytest.raises(DataError) as caught:
         prepare(data(tmp_path, path, on_bad_row="drop"), beheading)
     assert str(caught.value) == (
-        f"data.train: no row is left to train on, 2 were read. Dropped: mask_unproven: 2 (first: {path}, line 1)"
+        "data.train: no row is left to train on, 2 were read. Dropped: "
+        f"mask_unproven: 2 (first: {path}, line 1 (the chat template cuts the text of message 1))"
     )
 
 
@@ -239,7 +240,8 @@ def test_no_row_left_lists_every_reason_with_its_count(tmp_path: Path) -> None:
             prepare(options, TOKENIZER)
         assert str(caught.value) == (
             "data.train: no row is left to train on, 3 were read. Dropped: "
-            f"bad_row: 1 (first: {path}, line 3); no_supervised_token: 2 (first: {path}, line 1)"
+            f"bad_row: 1 (first: {path}, line 3 ('completion' is null, not text)); "
+            f"no_supervised_token: 2 (first: {path}, line 1)"
         )
 
 

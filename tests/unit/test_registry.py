@@ -80,7 +80,8 @@ class TestRegister:
         assert refused(register("callback", "curve"), Quiet) == [built_in]
 
     def test_an_unknown_kind(self) -> None:
-        message = "unknown kind 'callbacks'; did you mean 'callback'? (kinds: callback, metric, format, sampler, loss)"
+        kinds = "callback, metric, format, sampler, loss, transform"
+        message = f"unknown kind 'callbacks'; did you mean 'callback'? (kinds: {kinds})"
         assert refused(register, "callbacks", "x") == [message]
         assert refused(lookup, "callbacks", "x") == [message]
 
@@ -124,8 +125,8 @@ class TestLookup:
         assert refused(lookup, "callback", name) == [message]
 
     def test_a_kind_without_names(self) -> None:
-        message = "unknown sampler 'x' (known: none; or a dotted path such as my.module.Thing)"
-        assert refused(lookup, "sampler", "x") == [message]
+        message = "unknown transform 'x' (known: none; or a dotted path such as my.module.Thing)"
+        assert refused(lookup, "transform", "x") == [message]
 
     def test_unknown_imports_nothing(self, package: Path) -> None:
         assert unknown("callback", "plugin_here.broken.Thing") is None

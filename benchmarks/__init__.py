@@ -1,0 +1,1 @@
+"""Measurements, not tests: nothing here asserts a speed. See README.md."""

@@ -1,0 +1,80 @@
+"""A user's function that changes a row each time it is trained on, seeded so that a resumed run repeats it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sft_toolkit.args import Named
+from sft_toolkit.errors import ConfigError
+from sft_toolkit.registry import build, lookup
+
+TokenRowDict = dict[str, list[int]]
+"""`input_ids` and `labels` of one document."""
+
+Change = Callable[[TokenRowDict, np.random.Generator], Mapping[str, Any]]
+"""(a copy of the row, random numbers for this row in this epoch) -> the row as it is trained on this time."""
+
+
+class SeededTransform:
+    """Applies a `Change` with random numbers that depend on (seed, epoch, index of the row) alone.
+
+    Args:
+        change: may shorten a row or relabel it; `labels` stay one per token.
+        seed: not negative.
+        longest: most tokens of a changed row; None lets no row grow, as packed rows can't.
+        name: for messages.
+    """
+
+    def __init__(self, change: Change, seed: int, longest: int | None, name: str) -> None:
+        self.change, self.seed, self.longest, self.name = change, seed, longest, name
+
+    def __call__(self, row: TokenRowDict, epoch: int, index: int) -> TokenRowDict:
+        """The row of `index`, counted from 0, as it is trained on in `epoch`.
+
+        Raises:
+            ValueError: what the function returned is no row, or a longer one than fits.
+        """
+        entropy = np.random.SeedSequence([self.seed, epoch + 1, index + 1])
+        copy = {key: list(values) for key, values in row.items()}
+        changed = self.change(copy, np.random.Generator(np.random.PCG64(entropy)))
+        return self._checked(changed, len(row["input_ids"]), index)
+
+    def _checked(self, changed: Any, before: int, index: int) -> TokenRowDict:
+        where = f"transform '{self.name}' on row {index} of the training data (from 0)"
+        if not isinstance(changed, Mapping) or not {"input_ids", "labels"} <= changed.keys():
+            raise ValueError(f"{where}: returned {type(changed).__name__}, expected a row with input_ids and labels")
+        ids, labels = list(changed["input_ids"]), list(changed["labels"])
+        room = before if self.longest is None else max(before, self.longest)
+        if not ids or len(ids) != len(labels) or len(ids) > room:
+            raise ValueError(
+                f"{where}: returned {len(ids)} ids and {len(labels)} labels; expected 1 to {room}, as many of each"
+            )
+        return {"input_ids": ids, "labels": labels}
+
+
+def transform_of(named: Named, seed: int, longest: int | None) -> SeededTransform | None:
+    """The transform that `data.transform` names: a function, or a class that is called with the options; None for None.
+
+    Raises:
+        ConfigError: an unknown name, or options that it does not take.
+    """
+    if named is None:
+        return None
+    name, options = (named, {}) if isinstance(named, str) else next(iter(named.items()))
+    thing = lookup("transform", name)
+    if inspect.isclass(thing):
+        change = build("transform", name, options)
+    else:
+        known = inspect.signature(thing).parameters if callable(thing) else {}
+        unknown = [option for option in options if option not in known]
+        if unknown:
+            raise ConfigError(
+                [f"transform '{name}': unknown option '{o}' (it takes {', '.join(known)})" for o in unknown]
+            )
+        change = partial(thing, **options)
+    return SeededTransform(change, seed, longest, name)
