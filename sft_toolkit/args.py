@@ -202,6 +202,12 @@ class TrainingExtras:
         "(logits, targets, weights). The logged `nll` stays comparable.",
         kind="loss",
     )
+    loss_chunk: int | None = knob(
+        None,
+        "Supervised tokens that are projected to the vocabulary at once. Default: by vocabulary and device; less takes "
+        "less memory, more may be faster on a GPU.",
+        minimum=1,
+    )
     packed_attention: Literal["auto", "as_loaded"] = knob(
         "auto",
         "auto: packed rows attend per document, without a mask over the row, where that is proven on the model. "

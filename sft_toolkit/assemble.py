@@ -57,8 +57,8 @@ class RunResult:
         speed = f"{meter.window_tokens / meter.window_seconds:,.0f} a second" if meter.window_seconds else ""
         lines += [f"score       {', '.join(scored)}"] if scored else []
         lines += [f"tokens      {meter.tokens:,} ({meter.supervised_tokens:,} supervised) {speed}"]
-        places = {"adapter" if self.merged else "model": self.final, "merged": self.merged}
-        places["curve"] = self.output_dir / "loss.png"
+        learned = "adapter" if hasattr(self.trainer.model, "peft_config") else "model"
+        places = {learned: self.final, "merged": self.merged, "curve": self.output_dir / "loss.png"}
         lines += [f"{name:11} {place}" for name, place in places.items() if place is not None]
         return "\n".join(lines)
 

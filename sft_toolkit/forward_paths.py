@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from transformers import TrainerCallback
 
@@ -44,7 +45,7 @@ class ForwardPaths(TrainerCallback):
         """All ranks: under ZeRO-3 the few short forwards of the proofs are collective."""
         wrapped, model = self.trainer.model_wrapped, self.trainer.base_model()
         if isinstance(self.trainer.train_dataset, PackedDataset):
-            self.attention.switch_on(wrapped, model, half=args.bf16 or args.fp16)
+            self.attention.switch_on(wrapped, model, _in_half(args, model))
             refuse_leaking(wrapped, model)
         if not self._why_no_chunks():
             self.supervised.try_chunks(wrapped)
@@ -60,7 +61,8 @@ class ForwardPaths(TrainerCallback):
         """The forward of the model that is trained now; `model_init` makes a new one for each training."""
         model = self.unwrapped()
         if self._supervised is None or self._supervised.model is not model:
-            self._supervised = SupervisedForward(model, kept_only=not self.trainer.args.use_liger_kernel)
+            kept_only, chunk = not self.trainer.args.use_liger_kernel, getattr(self.trainer.args, "loss_chunk", None)
+            self._supervised = SupervisedForward(model, kept_only, chunk)
         return self._supervised
 
     def evaluating(self, dataset: Any) -> AbstractContextManager[None]:
@@ -70,7 +72,8 @@ class ForwardPaths(TrainerCallback):
         engine = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
         if not isinstance(dataset, PackedDataset) or (engine and self.attention.proven is None):
             return nullcontext()
-        return self.attention.switched_on(wrapped, trainer.base_model(), trainer.args.bf16 or trainer.args.fp16)
+        model = trainer.base_model()
+        return self.attention.switched_on(wrapped, model, _in_half(trainer.args, model))
 
     def facts(self) -> dict[str, str]:
         """For `run.json`, once training has begun."""
@@ -94,9 +97,13 @@ class ForwardPaths(TrainerCallback):
         return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def _in_half(args: Any, model: nn.Module) -> bool:
+    return bool(args.bf16 or args.fp16 or getattr(model, "dtype", None) in (torch.bfloat16, torch.float16))
+
+
 def _has_parts(model: nn.Module) -> bool:
     """Whether the head is more than one layer: an adapter's, whose parts ZeRO-3 gathers one by one."""
     try:
         return any(True for _ in head_of(model).children())
-    except TypeError:
+    except (AttributeError, TypeError):
         return False

@@ -14,6 +14,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -43,15 +45,20 @@ class SupervisedForward:
     Args:
         model: without the wrappers of an engine; its adapter may be on.
         kept_only: False computes all logits whatever the model can do.
+        chunk: tokens of a chunk; None chooses by vocabulary and device.
     """
 
-    def __init__(self, model: nn.Module, kept_only: bool = True) -> None:
+    def __init__(self, model: nn.Module, kept_only: bool = True, chunk: int | None = None) -> None:
         self.model = model
+        self._chunk = chunk
+        self._kept_only = kept_only and projects_only_kept(model)
         self._keywords = without_cache(model)
-        self.path: LossPath = "supervised logits" if kept_only and projects_only_kept(model) else "all logits"
+        self.path: LossPath = "supervised logits" if self._kept_only else "all logits"
 
     def try_chunks(self, wrapped: nn.Module) -> None:
         """Take the chunked path if this model's logits are what its head makes of its input.
+
+        A batch that is no larger than a chunk has nothing to gain there and stays on the path before.
 
         Args:
             wrapped: the model as it is trained (DDP, DeepSpeed engine, ...); under ZeRO-3 every rank must call this.
@@ -88,9 +95,11 @@ class SupervisedForward:
             weights = pad(weights[:, 1:], (0, 1))[kept].float()
         passed = {key: value for key, value in inputs.items() if key not in ("labels", "loss_weights")}
         passed |= self._keywords
-        if self.path == "chunked" and not every_logit:
-            return self._in_chunks(wrapped, passed, targets, kept, weights, objective)
-        if self.path != "all logits" and not every_logit and projects_only_kept(self.model):
+        rows = self._chunk or chunk_rows(_vocabulary(self.model), targets.device.type == "cpu")
+        if self.path == "chunked" and not every_logit and targets.numel() > rows:
+            score_part = partial(score_in_chunks, weights=weights, objective=objective, rows=rows)
+            return self._in_chunks(wrapped, passed, targets, kept, score_part)
+        if self._kept_only and not every_logit:
             passed["logits_to_keep"] = kept
         outputs = wrapped(**passed)
         return score(*supervised_logits(outputs.logits, targets), weights, objective), outputs
@@ -101,23 +110,24 @@ class SupervisedForward:
         passed: dict[str, Any],
         targets: Tensor,
         kept: Tensor,
-        weights: Tensor | None,
-        objective: PerToken | None,
+        scored: Callable[[nn.Module, Tensor, Tensor], Totals],
     ) -> tuple[Totals, Any]:
         head = head_of(self.model)
         found: list[Totals] = []
 
         def score_here(states: Tensor) -> Tensor:
             learned = states[:, -targets.shape[1] :][kept]  # prompt learning puts virtual tokens in front
-            rows = chunk_rows(_vocabulary(self.model), learned.device.type == "cpu")
-            found.append(score_in_chunks(head, learned, targets[kept], weights, objective, rows))
+            found.append(scored(head, learned, targets[kept]))
             return states[:, :0]
 
         with before_head(head, score_here):
             outputs = wrapped(**passed)
         (totals,) = found
-        # The sum of no logits is 0, but it ties the loss to what the engine's forward returned: DDP looks for it there.
-        return Totals(totals.loss + outputs.logits.sum(), totals.nll, totals.correct), outputs
+        if any(hasattr(parameter, "ds_id") for parameter in head.parameters()):
+            # ZeRO-3 gathers the head in the backward of its output. A rank whose batch is no larger than a chunk waits
+            # for that; so here the sum of no logits, 0, leads there too.
+            totals = replace(totals, loss=totals.loss + outputs.logits.sum())
+        return totals, outputs
 
 
 def head_of(model: nn.Module) -> nn.Module:

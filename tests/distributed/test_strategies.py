@@ -27,6 +27,8 @@ UPDATES: dict[str, Any] = {
     "weight_decay": 0.1,
     "max_grad_norm": 0.5,
     "max_steps": 2,
+    # Rows of 31 to 55 tokens: in some micro-batches one rank scores in chunks and the other does not.
+    "loss_chunk": 40,
 }
 # 5 rows and 3 held-out rows do not divide by 2, and every step is saved.
 UNEVEN: dict[str, Any] = {

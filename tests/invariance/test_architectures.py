@@ -21,7 +21,7 @@ ROWS = rows_with_labels(1, 15, 3, 25)
 
 
 def trained(folder: Path, model: Any, **changes: Any) -> SFTTrainer:
-    trainer = SFTTrainer(model, sgd_arguments(folder, **changes), None, ROWS, None, tiny_tokenizer())
+    trainer = SFTTrainer(model, sgd_arguments(folder, loss_chunk=8, **changes), None, ROWS, None, tiny_tokenizer())
     trainer.train()
     return trainer
 

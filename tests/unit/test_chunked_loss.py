@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,7 +193,7 @@ def test_the_hook_is_gone_whatever_ends_the_forward() -> None:
 def test_outputs_hold_only_the_logits_that_were_computed() -> None:
     model = tiny_model()
     batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[-100, -100, 7, 8]])}
-    forward = SupervisedForward(model)
+    forward = SupervisedForward(model, chunk=3)
     assert [forward.path] == ["supervised logits"]
     kept, outputs = forward(model, batch)
     assert outputs.logits.shape == (2, 261)
@@ -202,9 +203,11 @@ def test_outputs_hold_only_the_logits_that_were_computed() -> None:
     chunked, outputs = forward(model, batch)
     assert outputs.logits.shape == (1, 0, 261)
     assert chunked.loss.item() == pytest.approx(kept.loss.item(), rel=1e-6)
+    kept, outputs = forward(model, {name: row[:, :3] for name, row in batch.items()})
+    assert outputs.logits.shape == (1, 261)  # one chunk: nothing to gain
     everything, outputs = forward(model, batch, every_logit=True)
     assert outputs.logits.shape == (1, 4, 261)
-    assert everything.loss.item() == pytest.approx(kept.loss.item(), rel=1e-6)
+    assert everything.loss.item() == pytest.approx(chunked.loss.item(), rel=1e-6)
 
 
 def test_weights_stand_at_the_position_of_their_own_token() -> None:
@@ -214,7 +217,7 @@ def test_weights_stand_at_the_position_of_their_own_token() -> None:
              ([-100, -100, 7, -100], [-100, -100, -100, 8])]  # fmt: skip
     batch["loss_weights"] = torch.tensor([[9.0, 9.0, 0.25, 2.0]])
     for chunked in (False, True):
-        forward = SupervisedForward(model)
+        forward = SupervisedForward(model, chunk=1)
         if chunked:
             forward.try_chunks(model)
         totals, _ = forward(model, batch)
@@ -243,8 +246,7 @@ def test_chunks_of_four_tokens_make_the_same_step(
     monkeypatch.setattr(supervised, "head_is_plain", lambda *_: False)
     kept = trained(tmp_path, adapter, **layout)
     monkeypatch.undo()
-    monkeypatch.setattr(supervised, "chunk_rows", lambda *_: 4)
-    chunked = trained(tmp_path, adapter, **layout)
+    chunked = trained(tmp_path, adapter, loss_chunk=4, **layout)
     assert (kept.loss_path, chunked.loss_path) == ("supervised logits", "chunked")
     assert largest_difference(kept, chunked) < 1e-6
     assert logged(chunked, "loss") == pytest.approx(logged(kept, "loss"), rel=1e-6)
@@ -252,7 +254,9 @@ def test_chunks_of_four_tokens_make_the_same_step(
 
 
 def test_after_training_the_model_is_what_it_was(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, adapter=False, activation_checkpointing=False)  # which leaves a hook of transformers
+    trainer = trained(
+        tmp_path, adapter=False, loss_chunk=4, activation_checkpointing=False
+    )  # which leaves a hook of transformers
     model: Any = trainer.model
     copied = copy.deepcopy(model)
     ids = torch.tensor([[5, 6, 7]])
@@ -269,6 +273,18 @@ def test_what_speaks_against_chunks_is_told(tmp_path: Path) -> None:
         "packed_attention": "as the model was loaded",
         "loss_not_chunked": "torch.compile would compile anew for each hook",
     }
+
+
+def test_zero3_gathers_no_adapter_inside_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = SimpleNamespace(zero_stage=3)
+    reasons = []
+    for config in (None, lora(), lora_on_the_head()):
+        settings = sgd_arguments(tmp_path)
+        trainer = SFTTrainer(tiny_model(), settings, None, ROWS, None, tiny_tokenizer(), peft_config=config)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(trainer.accelerator.state), "deepspeed_plugin", plugin)
+            reasons.append(trainer.paths.facts().get("loss_not_chunked"))
+    assert reasons == [None, None, "ZeRO-3 would gather an adapter on the head inside a chunk"]
 
 
 def test_the_facts_of_a_packed_run_say_what_was_proven(tmp_path: Path) -> None:
