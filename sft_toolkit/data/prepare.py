@@ -21,14 +21,14 @@ from transformers import PreTrainedTokenizerBase
 from sft_toolkit.args import DataArguments, PreparationArguments
 from sft_toolkit.data.cache import cache_key, template_text
 from sft_toolkit.data.carried import Carried
-from sft_toolkit.data.formats import to_example
+from sft_toolkit.data.formats import converter
 from sft_toolkit.data.mixture import Mixture, concatenated, interleaved
 from sft_toolkit.data.orders import Ordering, ordering_of
 from sft_toolkit.data.plan import PLAN, PackingPlan, plan_packing, to_json
 from sft_toolkit.data.readers.columnar import drop_nulls
 from sft_toolkit.data.readers.raw import RawRow
 from sft_toolkit.data.render import Renderer
-from sft_toolkit.data.report import describe, nothing_left, too_many_refused, total
+from sft_toolkit.data.report import Tally, describe, nothing_left, too_many_refused, total
 from sft_toolkit.data.source_tokens import SourceReader, SourceTokens, formats_by_file
 from sft_toolkit.data.split import Indices, Keys, held_out, linked
 from sft_toolkit.data.summary import Mask, all_content, joined, report_of, short_names
@@ -139,10 +139,12 @@ def tokenize_rows(
     """
     rows = _reiterable(rows)
     formats = formats_by_file(_numbered(rows, name), {})
+    if not formats:
+        raise DataError(nothing_left(name, Tally()))
     reader = SourceTokenizer(
         args,
-        Renderer(tokenizer, args.supervise),
-        lambda raw: to_example(raw, formats[name]),
+        Renderer(tokenizer, args.supervise, cuts=args.too_long not in ("drop", "error")),
+        converter(formats[name]),
         Carried(numbers=tuple(ordering_of(args.sampler).columns())),
     )
     table = pa.Table.from_batches(reader.batches(_numbered(rows, name)), schema=reader.schema).drop_columns(["content"])

@@ -21,7 +21,7 @@ from sft_toolkit.args import DataArguments, PreparationArguments, SourceArgument
 from sft_toolkit.data.cache import TokenCache, cache_key, code_fingerprint, template_text, tokenizer_fingerprint
 from sft_toolkit.data.carried import GROUP, NOTHING, Carried
 from sft_toolkit.data.conversation import Example
-from sft_toolkit.data.formats import LAYOUTS, detect_format, to_example
+from sft_toolkit.data.formats import LAYOUTS, converter, detect_format
 from sft_toolkit.data.readers.raw import RawRow
 from sft_toolkit.data.render import Renderer
 from sft_toolkit.data.report import Tally
@@ -85,7 +85,7 @@ class SourceReader:
 
     def __init__(self, data: DataArguments, tokenizer: PreTrainedTokenizerBase) -> None:
         self.data = data
-        self.renderer = Renderer(tokenizer, data.supervise)
+        self.renderer = Renderer(tokenizer, data.supervise, cuts=data.too_long not in ("drop", "error"))
         self.cache = TokenCache(Path(data.cache_dir or "~/.cache/sft_toolkit").expanduser() / "tokens")
         policies = {f.name: getattr(data, f.name) for f in fields(PreparationArguments) if f.name not in _AFTERWARDS}
         reads_clock = "strftime_now" in template_text(tokenizer)
@@ -155,11 +155,13 @@ def _formats(source: SourceArguments, asked: str, strict: bool) -> dict[str, str
 
 
 def _reader(source: SourceArguments, formats: dict[str, str] | str) -> Callable[[RawRow], Example]:
-    def read(raw: RawRow) -> Example:
-        format = formats if isinstance(formats, str) else formats[raw.source]
-        return to_example(raw, format, source.columns, source.roles)
+    def converter_for(format: str) -> Callable[[RawRow], Example]:
+        return converter(format, source.columns, source.roles)
 
-    return read
+    if isinstance(formats, str):
+        return converter_for(formats)
+    by_file = {file: converter_for(format) for file, format in formats.items()}
+    return lambda raw: by_file[raw.source](raw)
 
 
 def _source_key(source: SourceArguments, asked: str) -> dict[str, Any]:

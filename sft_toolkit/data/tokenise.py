@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from sft_toolkit.args import PreparationArguments
@@ -93,16 +95,18 @@ class SourceTokenizer:
         fitted = (self._fitted(row.raw, result) for row, result in zip(pending, results, strict=True))
         kept = [(row, tokens) for row, tokens in zip(pending, fitted, strict=True) if tokens is not None]
         columns: list[list[Any]] = [
-            [tokens.input_ids for _, tokens in kept],
-            [[IGNORED, *tokens.labels[1:]] for _, tokens in kept],
             [row.raw.number for row, _ in kept],
             [row.raw.source for row, _ in kept],
             [content_key(row.example) for row, _ in kept],
             *(list(values) for values in zip(*(row.carried for row, _ in kept), strict=True)),
         ]
         schema = self.schema
-        columns += [[]] * (len(schema) - len(columns))  # no row is kept: zip knows no columns
-        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+        columns += [[]] * (len(schema) - 2 - len(columns))  # no row is kept: zip knows no columns
+        arrays = [
+            _lists([tokens.input_ids for _, tokens in kept]),
+            _lists([[IGNORED, *tokens.labels[1:]] for _, tokens in kept]),
+            *(pa.array(column, type=field.type) for column, field in zip(columns, list(schema)[2:], strict=True)),
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _fitted(self, raw: RawRow, result: Tokens | Refusal) -> Tokens | None:
@@ -138,6 +142,16 @@ class _Pending(NamedTuple):
     raw: RawRow
     example: Example
     carried: list[Any]
+
+
+def _lists(rows: list[list[int]]) -> pa.Array:
+    """`pa.array(rows)` as lists of int32, in two thirds of the time."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    values = array("i")
+    for row in rows:
+        values.fromlist(row)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.frombuffer(values, dtype=np.int32)))
 
 
 def _size(example: Example) -> int:

@@ -256,6 +256,13 @@ def test_packed_rows_train_per_document_and_the_model_gets_its_attention_back(tm
     assert trainer.model.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
 
 
+def test_it_is_proven_in_bf16_as_well(tmp_path: Path) -> None:
+    trainer, seen = packed_trainer(tmp_path, tiny_model().bfloat16(), learning_rate=0.01)
+    trainer.train()
+    assert seen.name == PER_DOCUMENT
+    assert trainer.paths.attention.proven is True
+
+
 def test_it_comes_back_after_a_failure_too(tmp_path: Path) -> None:
     class Failing(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
