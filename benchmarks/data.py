@@ -71,7 +71,7 @@ def _print_speed(options: argparse.Namespace, rows: list[dict[str, Any]], folder
     print("| what | CPU-s | to the tokenizer | tokens/CPU-s | rows kept |\n|---|--:|--:|--:|--:|")
     for system, measured in rounds.items():
         seconds = [one["cpu_s"] for one in measured]
-        ratio = median(a / b["cpu_s"] for a, b in zip(seconds, rounds["tokenizer"], strict=True))
+        ratio = median(seconds) / median(one["cpu_s"] for one in rounds["tokenizer"])
         kept = measured[0].get("rows", options.rows)
         print(f"| {system} | {median(seconds):.2f} | {ratio:.2f} | {tokens / median(seconds):,.0f} | {kept:,.0f} |")
     print(f"\nSecond start, from the cache: {median(one['wall_s'] for one in again):.2f} s behind the imports.")

@@ -239,8 +239,10 @@ def check(config: str | Path, overrides: Sequence[str] = ()) -> str:
     """The resolved configuration, after all checks that need no model; raises what is wrong."""
     checked = load_config(config, overrides)
     check_section(checked.distributed, os.environ)
-    from sft_toolkit.training_args import arguments_from, as_written  # seconds of imports, not owed to a typo
+    from sft_toolkit.data.prepare import check_options  # seconds of imports, not owed to a typo
+    from sft_toolkit.training_args import arguments_from, as_written
 
+    check_options(checked.data)
     args = arguments_from(checked.training, checked.data, checked.distributed)
     check_settings_in_use(args, os.environ, checked.distributed.deepspeed)
     return resolved_yaml(checked, as_written(args, checked.training))

@@ -159,7 +159,7 @@ def refuse_unsupported(args: Any) -> None:
     if args.train_sampling_strategy not in ("random", "sequential"):
         problems.append(
             f"train_sampling_strategy '{args.train_sampling_strategy}': rows are ordered by (seed, epoch) alone; use "
-            "random or sequential, and packing: true to save padding"
+            "random or sequential; sampler: by_length and packing: true save padding"
         )
     parallel = args.parallelism_config
     if parallel is not None and (parallel.cp_enabled or parallel.sp_enabled):

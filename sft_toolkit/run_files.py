@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import yaml
@@ -61,9 +62,9 @@ def open_output_dir(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"training.output_dir: '{folder}' is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / ".writable"
-    probe.write_text("x")
-    probe.unlink()
+    with NamedTemporaryFile(dir=folder, prefix=".writable-") as probe:  # a name of its own on every rank
+        probe.write(b"x")
+        probe.flush()
 
 
 def already_finished(output_dir: Path, config: RunConfig) -> bool:

@@ -2,15 +2,22 @@
 
 The offsets that the tokenizers library computes cost a quarter of the encoding. A byte-level tokenizer needs none: each
 of its tokens stands for known bytes, so the ids alone say where each token is. That is proven for every text: the bytes
-of its tokens, joined, must be the text. Where they are not (a normaliser changed it, a token swallowed a blank), and
-for all other tokenizers, the library's offsets are taken.
+of its tokens, joined, must be the text. And since such a tokenizer cuts a text at its control tokens before anything
+else, what stands between two of them is encoded by itself: system texts, tool schemas and whatever else comes again in
+row after row are encoded once.
+
+Where the proof fails (a normaliser changed the text, a token swallowed a blank), and for all other tokenizers, the
+library's offsets are taken.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -20,6 +27,12 @@ if TYPE_CHECKING:
 
 _UNKNOWN = b"\xff"
 """Stands for a token whose bytes aren't known: no text in UTF-8 holds it, so the proof fails."""
+
+REMEMBERED = 256
+"""Segments that are kept for later rows, the last used ones."""
+
+LONGEST_REMEMBERED = 50_000
+"""Characters of the longest one, so that memory stays small."""
 
 
 class Alignment(Protocol):
@@ -34,38 +47,69 @@ class Alignment(Protocol):
     def __len__(self) -> int: ...
 
 
+class Segment:
+    """A stretch of text between control tokens, or one of these.
+
+    Args:
+        ids: of its tokens.
+        parts: the bytes of each token.
+        size: of all of them, in bytes.
+    """
+
+    def __init__(self, ids: list[int], parts: list[bytes], size: int) -> None:
+        self.ids, self.parts, self.size = ids, parts, size
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each token ends, in bytes from the beginning; most segments are never asked."""
+        return list(accumulate(map(len, self.parts)))
+
+
 class ByteAlignment:
     """The alignment of a text whose tokens' bytes, joined, are its own.
 
     Args:
-        raw: the text in UTF-8.
-        parts: the bytes of each token; none is empty.
+        text: what the segments are together.
+        segments: in order; none is empty.
     """
 
-    def __init__(self, raw: bytes, parts: Sequence[bytes]) -> None:
-        self._ends = list(accumulate(map(len, parts)))
+    def __init__(self, text: str, segments: Sequence[Segment]) -> None:
+        self.ids: list[int] = []
+        self._segments = segments
+        self._bytes_before, self._tokens_before, size = [0], [0], 0
+        for segment in segments:
+            self.ids += segment.ids
+            size += segment.size
+            self._bytes_before.append(size)
+            self._tokens_before.append(len(self.ids))
         self._char_starts: list[int] | None = None
-        if not raw.isascii():
-            first_bytes = (np.frombuffer(raw, dtype=np.uint8) & 0xC0) != 0x80
+        if not text.isascii():
+            first_bytes = (np.frombuffer(text.encode(), dtype=np.uint8) & 0xC0) != 0x80
             self._char_starts = np.flatnonzero(first_bytes).tolist()
 
     def char_to_token(self, char_pos: int) -> int | None:
         """The first token that holds this character, or None past the end."""
-        starts = self._char_starts
+        starts, byte = self._char_starts, char_pos
         if starts is not None:
-            char_pos = starts[char_pos] if char_pos < len(starts) else self._ends[-1]
-        token = bisect_right(self._ends, char_pos)
-        return token if token < len(self._ends) else None
+            byte = starts[char_pos] if char_pos < len(starts) else self._bytes_before[-1]
+        place = bisect_right(self._bytes_before, byte) - 1
+        if place == len(self._segments):
+            return None
+        within = byte - self._bytes_before[place]
+        return self._tokens_before[place] + (bisect_right(self._segments[place].ends, within) if within else 0)
 
     def token_to_chars(self, token_index: int) -> tuple[int, int] | None:
         """The characters of a token; one that is cut between two tokens belongs to both."""
-        begin, end = self._ends[token_index - 1] if token_index else 0, self._ends[token_index]
+        place = bisect_right(self._tokens_before, token_index) - 1
+        ends, before = self._segments[place].ends, self._bytes_before[place]
+        within = token_index - self._tokens_before[place]
+        begin, end = before + (ends[within - 1] if within else 0), before + ends[within]
         if self._char_starts is None:
             return begin, end
         return bisect_right(self._char_starts, begin) - 1, bisect_right(self._char_starts, end - 1)
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self.ids)
 
 
 class TextEncoder:
@@ -78,6 +122,10 @@ class TextEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._bytes = TokenBytes(tokenizer)
+        self._controls = _control_tokens(tokenizer)
+        longest_first = sorted(self._controls, key=len, reverse=True)
+        self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self._remembered: OrderedDict[str, Segment | None] = OrderedDict()
         self._by_bytes = type(tokenizer.backend_tokenizer.decoder).__name__ == "ByteLevel"
 
     def __call__(self, texts: list[str]) -> list[tuple[Alignment, list[int]]]:
@@ -102,15 +150,33 @@ class TextEncoder:
     def _from_bytes(self, texts: list[str]) -> list[tuple[Alignment, list[int]] | None]:
         # The call leaves the backend without padding and truncation, as the library's own batch call would.
         ((_, sample),) = self._with_offsets(texts[:1])
-        encodings = self._tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        if encodings[0].ids != sample:
-            return [None] * len(texts)
-        results: list[tuple[Alignment, list[int]] | None] = []
-        for text, encoding in zip(texts, encodings, strict=True):
-            ids, raw = encoding.ids, text.encode()
-            parts = list(map(self._bytes.__getitem__, ids))
-            results.append((ByteAlignment(raw, parts), ids) if b"".join(parts) == raw else None)
-        return results
+        pieces = [[piece for piece in self._cut.split(text) if piece] for text in texts]
+        known = self._segments(pieces)
+        results = [_aligned(text, [known[piece] for piece in own]) for text, own in zip(texts, pieces, strict=True)]
+        first = results[0]
+        return results if first is None or first[1] == sample else [None] * len(texts)
+
+    def _segments(self, pieces: list[list[str]]) -> dict[str, Segment | None]:
+        """Every piece as a segment; None where its tokens are not its bytes."""
+        counts = Counter(chain.from_iterable(pieces))
+        known: dict[str, Segment | None] = {**self._controls}
+        new = [piece for piece in counts if piece not in known and piece not in self._remembered]
+        encodings = self._tokenizer.backend_tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        known |= {piece: self._proven(piece, encoding.ids) for piece, encoding in zip(new, encodings, strict=True)}
+        for piece, count in counts.items():
+            if piece in self._remembered:
+                self._remembered.move_to_end(piece)
+                known[piece] = self._remembered[piece]
+            elif count > 1 and piece not in self._controls and len(piece) <= LONGEST_REMEMBERED:
+                self._remembered[piece] = known[piece]
+        while len(self._remembered) > REMEMBERED:
+            self._remembered.popitem(last=False)
+        return known
+
+    def _proven(self, piece: str, ids: list[int]) -> Segment | None:
+        parts = list(map(self._bytes.__getitem__, ids))
+        joined = b"".join(parts)
+        return Segment(ids, parts, len(joined)) if joined == piece.encode() else None
 
 
 class TokenBytes(dict[int, bytes]):
@@ -129,6 +195,24 @@ class TokenBytes(dict[int, bytes]):
         known = all(symbol in self._byte_of for symbol in token)
         self[index] = found = bytes(map(self._byte_of.__getitem__, token)) if token and known else _UNKNOWN
         return found
+
+
+def _aligned(text: str, segments: list[Segment | None]) -> tuple[Alignment, list[int]] | None:
+    proven = [segment for segment in segments if segment is not None]
+    if len(proven) < len(segments):
+        return None
+    alignment = ByteAlignment(text, proven)
+    return alignment, alignment.ids
+
+
+def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, Segment]:
+    """The tokens at which a text is cut before all else; none where one of them reaches beyond its own text."""
+    added = tokenizer.added_tokens_decoder
+    if tokenizer.split_special_tokens or any(t.lstrip or t.rstrip or t.single_word for t in added.values()):
+        return {}
+    # A normalised token is looked for later, in what is between the others.
+    found = {str(token): index for index, token in added.items() if not token.normalized and str(token)}
+    return {text: Segment([index], [text.encode()], len(text.encode())) for text, index in found.items()}
 
 
 def _byte_of_symbol() -> dict[str, int]:

@@ -31,6 +31,9 @@ class Ordering:
         """Number columns of the files that `order` reads; they are kept beside the tokens."""
         return []
 
+    def check_packing(self) -> None:
+        """Raises ConfigError for an order that makes no sense on packed bins."""
+
     def bin_groups(self, facts: RowFacts) -> Ints | None:
         """A number per row: rows of different numbers never share a bin. None packs all rows together."""
         return None
@@ -78,9 +81,9 @@ class ByLength(Ordering):
         indices: list[int] = np.concatenate([*shuffled, np.zeros(0, dtype=np.int64)]).astype(np.int64).tolist()
         return indices
 
-    def bin_groups(self, facts: RowFacts) -> Ints | None:
+    def check_packing(self) -> None:
         """Refused: packed rows have no padding to save."""
-        raise ConfigError("data.sampler: by_length saves padding, and packed rows have none; take one of the two out")
+        raise ConfigError("by_length saves padding, and packed rows have none; take sampler or packing out")
 
 
 class Curriculum(Ordering):

@@ -56,6 +56,8 @@ def plan_packing(tokens: Dataset, capacity: int, ordering: Ordering | None = Non
         ConfigError: an order that makes no sense on bins.
     """
     lengths = row_lengths(tokens)
+    if ordering is not None:
+        ordering.check_packing()
     groups = None if ordering is None else ordering.bin_groups(RowFacts(tokens))
     if groups is None:
         return PackingPlan(capacity, best_fit_decreasing(lengths, capacity), lengths)

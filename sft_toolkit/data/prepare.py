@@ -179,6 +179,8 @@ def check_options(data: DataArguments) -> Ordering:
         problems.append("data.group_by: has a meaning for val_split only; take it out, or set val_split")
     problems += _problems("data.sampler", lambda: ordering_of(data.sampler))
     problems += _problems("data.transform", lambda: transform_of(data.transform, 0, None))
+    if not problems and data.packing:
+        problems += _problems("data.sampler", lambda: ordering_of(data.sampler).check_packing())
     if problems:
         raise ConfigError(problems)
     return ordering_of(data.sampler)

@@ -23,6 +23,7 @@ from jinja2 import TemplateError
 
 from sft_toolkit.data import grammar as grammars
 from sft_toolkit.data import spans
+from sft_toolkit.data.compiled import PlainRenderer
 from sft_toolkit.data.conversation import Conversation, Message, RowError
 from sft_toolkit.data.spans import Grammar, Layout, Marker, Turn, Unproven
 from sft_toolkit.errors import ConfigError
@@ -132,6 +133,7 @@ class ChatTemplate:
                 "model.chat_template: FILE gives it one"
             ) from error
         self._tokenizer = tokenizer
+        self._render_plain = PlainRenderer(tokenizer)
         added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
         special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._specials = [*special, *map(str, tokenizer.all_special_tokens)]
@@ -158,16 +160,16 @@ class ChatTemplate:
 
     def render(self, chats: Sequence[Chat]) -> list[str | RowError]:
         """The rendered texts, in order; a RowError where the template refuses a conversation."""
-        plain = [i for i, chat in enumerate(chats) if chat.tools is None and not chat.kwargs]
+        plain = [i for i, chat in enumerate(chats) if chat.is_plain and not chat.kwargs]
         together = dict(zip(plain, self._render_together([chats[i].messages for i in plain]), strict=False))
         return [together[i] if i in together else self._try_render(chat) for i, chat in enumerate(chats)]
 
     def _render_together(self, conversations: list[list[dict[str, Any]]]) -> list[str]:
-        """All of them in one call, whose fixed cost is that of rendering a row; none if one of them is refused."""
+        """All of these plain conversations; none if one of them is refused."""
         if not conversations:
             return []
         try:
-            return [str(text) for text in self._tokenizer.apply_chat_template(conversations, tokenize=False)]
+            return self._render_plain(conversations)
         except _REFUSED:
             return []  # which row it is and why comes out when each is rendered alone
 

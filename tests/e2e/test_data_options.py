@@ -107,3 +107,11 @@ def test_a_staged_mixture_trains(workshop: Workshop) -> None:
     assert outcome.code == 0, outcome.err
     supervised = [line["supervised_tokens"] for line in workshop.metrics()]
     assert supervised[3] - supervised[1] == 4 * 3  # two updates of two rows, each "yz" and its end token
+
+
+def test_check_finds_wrong_data_options_without_reading_a_row(workshop: Workshop) -> None:
+    workshop.write_rows("train.jsonl", [{"messages": []}])
+    outcome = workshop.run("check", "data.sampler={curriculum: {step: 3}}", "data.transform=tests.nowhere.thing")
+    assert outcome.code == 2
+    assert "data.sampler: sampler 'curriculum': unknown option 'step'; did you mean 'steps'?" in outcome.err
+    assert "data.transform: transform 'tests.nowhere.thing': tests has no 'nowhere'" in outcome.err

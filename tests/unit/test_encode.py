@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from sft_toolkit.data import encode
 from sft_toolkit.data.encode import ByteAlignment, TextEncoder, TokenBytes
 from tests.tiny import tiny_tokenizer
 
@@ -99,6 +100,52 @@ def test_padding_of_an_earlier_call_changes_nothing() -> None:
     tokenizer(["a", "bcd"], padding=True, truncation=True, max_length=2)
     (_, first), (_, second) = TextEncoder(tokenizer)(["a", "bcd"])
     assert (len(first), len(second)) == (1, 3)
+
+
+def test_what_comes_again_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tiny_tokenizer()
+    encoder = TextEncoder(tokenizer)
+    asked: list[str] = []
+    proven = encoder._proven
+
+    def noted(piece: str, ids: list[int]) -> Any:
+        asked.append(piece)
+        return proven(piece, ids)
+
+    monkeypatch.setattr(encoder, "_proven", noted)
+    system = "<|im_start|>system\nlong text<|im_end|>"
+    first = encoder([f"{system}{i}" for i in "abc"])
+    second = encoder([f"{system}d", "e"])
+    assert asked == ["system\nlong text", "a", "b", "c", "d", "e"]
+    for text, (_, ids) in zip([f"{system}{i}" for i in "abcd"], [*first, *second], strict=False):
+        assert ids == by_library(tokenizer, text).ids
+
+
+def test_only_the_last_used_pieces_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "REMEMBERED", 2)
+    monkeypatch.setattr(encode, "LONGEST_REMEMBERED", 3)
+    encoder = TextEncoder(tiny_tokenizer())
+    end = "<|im_end|>"
+    encoder([f"aa{end}aa", f"bb{end}bb", f"once{end}", f"too long{end}too long"])
+    assert list(encoder._remembered) == ["aa", "bb"]
+    encoder([f"cc{end}cc", f"aa{end}"])
+    assert list(encoder._remembered) == ["cc", "aa"] or list(encoder._remembered) == ["aa", "cc"]
+
+
+def test_special_tokens_that_are_read_as_text_cut_nothing() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.split_special_tokens = True
+    ((alignment, ids),) = TextEncoder(tokenizer)(["a<|im_end|>b"])
+    assert ids == by_library(tokenizer, "a<|im_end|>b").ids
+    assert len(ids) == 12
+    assert len(alignment) == 12
+
+
+def test_a_token_that_is_looked_for_after_normalising_cuts_nothing() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken("<b>", normalized=True), AddedToken("<b><c>", normalized=False)])
+    written = ["x<b><c>y", "x<b>y", "<b>", "<b><b><c>"]
+    assert [ids for _, ids in TextEncoder(tokenizer)(written)] == [by_library(tokenizer, text).ids for text in written]
 
 
 def test_no_text_gives_nothing() -> None:

@@ -64,8 +64,8 @@ def test_the_smaller_last_update_stays_last() -> None:
 
 
 def test_by_length_is_refused_for_bins() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.sampler: by_length saves padding, and packed rows have none"):
-        ByLength().bin_groups(facts())
+    with pytest.raises(ConfigError, match=r"^by_length saves padding, and packed rows have none; take sampler or"):
+        ByLength().check_packing()
 
 
 # ---- Curriculum ------------------------------------------------------------------------------------------------------

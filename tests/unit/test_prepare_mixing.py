@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -232,6 +233,8 @@ def test_a_column_of_ours_can_not_be_asked_for(tmp_path: Path) -> None:
 def test_wrong_samplers_and_transforms_are_found_before_a_file_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         prepare(data(tmp_path, "never-read.jsonl", sampler="curiculum", transform="nowhere"), TOKENIZER)
+    with pytest.raises(ConfigError, match=r"^data\.sampler: by_length saves padding"):
+        prepare(data(tmp_path, "never-read.jsonl", sampler="by_length", packing=True), TOKENIZER)
     first, second = caught.value.problems
     assert first.startswith("data.sampler: unknown sampler 'curiculum'; did you mean 'curriculum'? (known: ")
     assert second.startswith("data.transform: unknown transform 'nowhere' (known: none; or a dotted path ")
@@ -255,3 +258,16 @@ def test_the_plan_is_written_and_is_the_same_for_any_number_of_ranks(
     options.packing = False
     prepare(options, TOKENIZER).write_plan(tmp_path)
     assert not (tmp_path / "packing_plan.json").exists()
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(was_on: bool) -> None:
+    (gc.enable if was_on else gc.disable)()
+    try:
+        tokenize_rows(numbered(3), PreparationArguments(), TOKENIZER)
+        assert gc.isenabled() is was_on
+        with pytest.raises(DataError):
+            tokenize_rows(chats(("a" * 99, "b")), PreparationArguments(max_length=9, too_long="error"), TOKENIZER)
+        assert gc.isenabled() is was_on
+    finally:
+        gc.enable()

@@ -28,7 +28,7 @@ class TestUnknownKeys:
              "write 'warmup_steps' (a value below 1 is a share of all steps)"),
             ("no_cuda: true", "training.no_cuda: renamed in transformers 5; write 'use_cpu'"),
             ("group_by_length: true", "training.group_by_length: renamed in transformers 5; "
-             "write 'train_sampling_strategy' (write train_sampling_strategy: group_by_length)"),
+             "write 'data.sampler' (write sampler: by_length)"),
             ("overwrite_output_dir: true", "training.overwrite_output_dir: renamed in transformers 5; "
              "write 'resume' (write resume: never to start anew)"),
             ("save_safetensors: true", "training.save_safetensors: removed in transformers 5; "

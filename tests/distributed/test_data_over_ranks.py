@@ -1,0 +1,79 @@
+"""Two ranks read the mixture, order and transforms that one rank reads, and report the same losses by source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sft_toolkit import run
+from tests.distributed.launch import launch, torchrun
+from tests.tiny import chat, tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.slow
+
+
+def written(folder: Path, name: str, count: int, answer: str) -> str:
+    rows = [{"messages": chat(f"{name} {i}", answer * (1 + i % 7)), "level": i % 5} for i in range(count)]
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def config(folder: Path, ranks: int, packing: bool) -> Path:
+    sections = {
+        "model": {"name_or_path": str(folder / "model")},
+        "data": {
+            "train": [written(folder, "first", 23, "x"), written(folder, "second", 17, "yz")],
+            "eval": [written(folder, "third", 5, "x"), written(folder, "fourth", 3, "qr")],
+            "mixing": "interleave",
+            "stopping_strategy": "all_exhausted",
+            "sampler": {"curriculum": {"by": "level", "steps": 6}},
+            "transform": "tests.unit.test_loading.masked",
+            "packing": packing,
+            "max_length": 96,
+            "cache_dir": str(folder / "cache"),
+        },
+        "training": {
+            "output_dir": str(folder / f"out-{ranks}"),
+            "max_steps": 8,
+            "per_device_train_batch_size": 4 // ranks,
+            "per_device_eval_batch_size": 2,
+            "learning_rate": 0.01,
+            "lr_scheduler_type": "constant",
+            "logging_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": 8,
+            "save_strategy": "no",
+        },
+    }
+    path = folder / f"run-{ranks}.yaml"
+    path.write_text(json.dumps(sections), encoding="utf-8")  # JSON is YAML
+    return path
+
+
+def metrics(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    lines = (folder / f"out-{ranks}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = ("step", "loss", "supervised_tokens", "eval_loss", "eval_third_loss", "eval_fourth_loss")
+    return [{key: value for key, value in json.loads(line).items() if key in kept} for line in lines]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_two_ranks_train_on_the_rows_of_one(tmp_path: Path, packing: bool) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    run(config(tmp_path, 1, packing))
+    finished = launch(torchrun("train.py", "--config", config(tmp_path, 2, packing)), timeout=180)
+    assert finished.code == 0, finished.tail()
+    one, two = metrics(tmp_path, 1), metrics(tmp_path, 2)
+    assert len(one) == len(two) == 8
+    assert set(one[-1]) == {"step", "loss", "supervised_tokens", "eval_loss", "eval_third_loss", "eval_fourth_loss"}
+    for left, right in zip(one, two, strict=True):
+        assert left == pytest.approx(right, abs=2e-5)
+    if packing:
+        plans = [(tmp_path / f"out-{ranks}" / "packing_plan.json").read_text() for ranks in (1, 2)]
+        assert plans[0] == plans[1]
+    built = list((tmp_path / "cache" / "tokens").glob("*/tokens.arrow"))
+    assert len(built) == 4  # each of the four files was tokenised once
