@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from sft_toolkit.accounting import Batch, EvalMeter, TokenMeter
-from sft_toolkit.data.loading import Batches, batches_by_part, evaluation_order, training_order
+from sft_toolkit.data.loading import Batches, batches_by_part, dataloader, evaluation_order, training_order
 from sft_toolkit.data.sampler import EpochSampler
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset
 from sft_toolkit.forward_paths import ForwardPaths
@@ -145,19 +145,8 @@ class SFTTrainer(Trainer):
         return self._loader(dataset, self.args.eval_batch_size, order, drop_last=False)
 
     def _loader(self, dataset: Any, micro_batch: int, order: EpochSampler, drop_last: bool) -> DataLoader[Any]:
-        loader: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_size=micro_batch,
-            sampler=order,
-            drop_last=drop_last,
-            collate_fn=collator_for(dataset, self.processing_class),
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-            multiprocessing_context=self.args.dataloader_multiprocessing_context,
-            in_order=self.args.dataloader_in_order,
-        )
+        collate = collator_for(dataset, self.processing_class)
+        loader = dataloader(dataset, self.args, micro_batch, order, drop_last, collate)
         return cast("DataLoader[Any]", self.accelerator.prepare(loader))
 
     # ---- Loss: a sum over supervised tokens, divided once by those of the whole update -------------------------------

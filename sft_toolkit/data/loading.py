@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from datasets import Dataset
+from torch.utils.data import DataLoader
 
 from sft_toolkit.args import PreparationArguments
 from sft_toolkit.data.orders import ordering_of
@@ -85,3 +86,22 @@ def batches_by_part(dataset: Batches, args: Any) -> list[tuple[str, int]]:
 def seed_of(args: Any) -> int:
     """The seed of data orders in `TrainingArguments`."""
     return int(args.seed if args.data_seed is None else args.data_seed)
+
+
+def dataloader(
+    dataset: Batches, args: Any, micro_batch: int, order: EpochSampler, drop_last: bool, collate: Any
+) -> DataLoader[Any]:
+    """The loader of one process, under all `dataloader_*` arguments; accelerate splits it over ranks."""
+    return DataLoader(
+        dataset,
+        batch_size=micro_batch,
+        sampler=order,
+        drop_last=drop_last,
+        collate_fn=collate,
+        num_workers=args.dataloader_num_workers,
+        pin_memory=args.dataloader_pin_memory,
+        persistent_workers=args.dataloader_persistent_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        multiprocessing_context=args.dataloader_multiprocessing_context,
+        in_order=args.dataloader_in_order,
+    )
