@@ -1,18 +1,19 @@
 """What a chat template writes around turns, learned once from conversations whose texts are one letter long.
 
 No table of model families: the template itself is asked. What it appends for `add_generation_prompt=True` is the
-assistant's header; the control token after an assistant's text closes the turn; what two user turns have in common
-before their text is the user's header.
+assistant's header (where that adds nothing, what stands between a user's turn and the answer is); the control token
+after an assistant's text closes the turn; what two user turns have in common before their text is the user's header.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from sft_toolkit.data.conversation import RowError
-from sft_toolkit.data.spans import Grammar, Layout, Marker, Unproven, unmark
+from sft_toolkit.data.spans import TAG, Grammar, Layout, Marker, Unproven, unmark
 
 Render = Callable[[Sequence[dict[str, Any]], bool], str]  # (messages, add_generation_prompt) -> text
 
@@ -36,21 +37,26 @@ def learn(render: Render, specials: Sequence[str], added: Sequence[str]) -> Gram
     special_tokens, added_tokens = pattern(specials), pattern(added)
 
     before_user, before_answer = single.before(-3), single.before(-2)
-    before_next_user = pair.before(-3) if pair else ""
+    before_next_user, after_user = pair.before(-3) if pair else "", _after_user(render, lead)
     before_first_text = with_system.before(0) if with_system else before_user
     openings = {*special_tokens.findall(before_first_text), *special_tokens.findall(before_user)[-1:]}
+    openings -= {*added_tokens.findall(after_user)[:1]}  # what ends a user's turn as well begins none
     call = _layout_of_call(render, lead)
     endings = _endings(single.before(-1), before_next_user, openings, added_tokens)
     closings = endings + _call_endings(call, endings, added_tokens)
     user_header = _common_end(_atoms(before_user, special_tokens), _atoms(before_next_user, special_tokens), closings)
+    before_answers = [before_answer, pair.before(-4) if pair else before_answer]
     header = _generation_header(render, lead, special_tokens)
+    written = "" if header else _written_header(before_answers, _tail(render, lead), closings, special_tokens)
     return Grammar(
-        headers=_headers(header, [before_answer, pair.before(-4) if pair else before_answer]),
+        headers=_headers(header or written, before_answers),
         end_of_turn=endings[0] if endings else None,
         closings=tuple(closings),
         shows_calls=call is not None,
         controls=pattern([*specials, *closings]),
         initials=frozenset(token[0] for token in (*specials, *closings) if token),
+        fillers=_fillers({*specials, *added} - {*closings}),
+        unprompted=bool(written),
         user_header=user_header,
         default_system=_default_system(with_system, before_user, user_header, special_tokens),
     )
@@ -106,9 +112,22 @@ def _layout_of_call(render: Render, lead: list[str]) -> Layout | None:
 
 def _endings(after_last: str, before_next_user: str, openings: Collection[str], added: re.Pattern[str]) -> list[str]:
     """The token that ends the last answer and, where it is another one, the token that ends an earlier answer."""
-    endings: list[str] = added.findall(after_last)[:1]
+    last, earlier = _run(after_last, added), _run(before_next_user, added)
+    together = [*takewhile(lambda token: token not in openings, last[: _same(last, earlier)])]
+    if together:  # tokens right behind one another that come after every answer: the last of them ends it
+        return together[-1:]
     # Where nothing ends a turn, the first token after it begins the next one.
-    return endings + [token for token in added.findall(before_next_user)[:1] if token not in {*openings, *endings}]
+    return last[:1] + [token for token in earlier[:1] if token not in {*openings, *last}]
+
+
+def _run(text: str, added: re.Pattern[str]) -> list[str]:
+    """The first control token of a text, and those that follow with nothing in between."""
+    run: list[str] = []
+    match = added.search(text)
+    while match:
+        run.append(match.group())
+        match = added.match(text, match.end())
+    return run
 
 
 def _call_endings(call: Layout | None, endings: list[str], added: re.Pattern[str]) -> list[str]:
@@ -120,11 +139,42 @@ def _call_endings(call: Layout | None, endings: list[str], added: re.Pattern[str
 
 def _generation_header(render: Render, lead: list[str], specials: re.Pattern[str]) -> str:
     """What `add_generation_prompt=True` adds after a user's turn, whole control tokens compared as one."""
-    ended, prompted = _attempt(render, lead), _attempt(render, lead, prompt=True)
-    if ended is None or prompted is None:
+    prompted = _tail(render, lead)
+    if prompted is None:
         return ""
-    without, with_prompt = (_atoms(layout.before(-1), specials) for layout in (ended, prompted))
+    without, with_prompt = _atoms(_after_user(render, lead), specials), _atoms(prompted, specials)
     return "".join(with_prompt[_same(without, with_prompt) :])
+
+
+def _after_user(render: Render, lead: list[str]) -> str:
+    """The template's text after a user's turn that nothing follows; "" where it refuses such a conversation."""
+    ended = _attempt(render, lead)
+    return ended.before(-1) if ended else ""
+
+
+def _tail(render: Render, lead: list[str]) -> str | None:
+    """The template's text after the user's in its inference prompt."""
+    prompted = _attempt(render, lead, prompt=True)
+    return prompted.before(-1) if prompted else None
+
+
+def _written_header(
+    before_answers: Sequence[str], tail: str | None, closings: Sequence[str], specials: re.Pattern[str]
+) -> str:
+    """The assistant's header of a template that adds none for inference: what stands before every answer, behind the
+    end of the user's turn; "" where that is nothing but white space (Mistral) and reasoning tags."""
+    first, second = (_atoms(text, specials) for text in before_answers)
+    common = first[: _same(first, second)]
+    if tail is not None:
+        common = common[_same(common, _atoms(tail, specials)) :]
+    header = "".join(common)
+    for closing in closings:
+        header = header.rpartition(closing)[2]
+    return header.lstrip() if TAG.sub("", header).strip() else ""
+
+
+def _fillers(controls: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(rf"\s*(?:{TAG.pattern}|{pattern(controls).pattern}|\Z)")
 
 
 def _atoms(text: str, specials: re.Pattern[str]) -> list[str]:

@@ -16,9 +16,10 @@ from sft_toolkit.args import Supervise
 from sft_toolkit.data.conversation import IGNORED, Conversation, Example, PlainText, RowError, TokenRow
 from sft_toolkit.data.encode import Alignment, TextEncoder
 from sft_toolkit.data.offsets import starts_token, token_at, token_range
-from sft_toolkit.data.spans import Turn, Unproven
+from sft_toolkit.data.spans import Unproven
 from sft_toolkit.data.supervision import Span, learned_spans, weight_problem, weight_remarks
 from sft_toolkit.data.template import Chat, ChatTemplate, Located
+from sft_toolkit.data.turns import Turn
 from sft_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ CONTROL_IN_PROMPT = "control tokens spelled in user, system or tool text: the mo
 CONTROL_IN_ANSWER = "control tokens spelled in an assistant's text: the model learns them as control tokens"
 NO_END_OF_TURN = "no end-of-turn token after an assistant's text: the model does not learn to stop there"
 NO_END_TOKEN = "no end token after the text: the tokenizer has none"
+NO_PROMPT_HEADER = (
+    "no header is added for inference: what stands before answers is not learned, the prompt must bring it"
+)
+OTHER_HEADER = (
+    "finished answers begin otherwise than the inference prompt (a reasoning block, mostly): learned from there"
+)
 SWALLOWED = "white space before an answer belongs to a control token and is not learned"
 OTHER_LABELS = "labels that differ from their own token"
 
@@ -187,7 +194,7 @@ class Renderer:
         return _Draft(text, learned, located.turns, located.user_starts, notes=notes)
 
     def _remarks(self, conversation: Conversation, chat: Chat, located: Located) -> Iterator[str]:
-        grammar = self._template.grammar(chat.kwargs_key)
+        grammar = self._template.grammar(chat.key)
         if grammar.default_system and not chat.where("system", "developer"):
             yield f'the chat template adds the system text "{grammar.default_system}"'
         spelled = {
@@ -203,6 +210,10 @@ class Renderer:
             yield EMPTY_ANSWER
         if any(turn.closing is None for turn in located.turns):
             yield NO_END_OF_TURN
+        if any(turn.diverges for turn in located.turns):
+            yield OTHER_HEADER
+        if grammar.unprompted:
+            yield NO_PROMPT_HEADER
         yield from weight_remarks(conversation.messages, self._supervise)
 
     def _plain(self, example: PlainText) -> _Draft:

@@ -8,9 +8,8 @@ renders without them, the places are proven. Nothing was searched for, so no tex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 # The end of the last private-use plane: templates keep these characters, trim() does not count them as white space,
@@ -21,7 +20,7 @@ _MARKER = re.compile(f"[{chr(_FIRST_MARKER)}-{chr(_LAST_MARKER)}]")
 _MOST_SLOTS = (_LAST_MARKER - _FIRST_MARKER + 1) // 2
 
 # Templates cut texts at these tags, or ask whether a text starts with one, so a tag stays outside the markers.
-_TAG = re.compile(
+TAG = re.compile(
     r"(</?(?:\w+:)?(?:think|thinking|thought|reasoning|tool_response|tool_call)>"
     r"|\[/?THINK\]|<\|(?:START|END)_THINKING\|>)"
 )
@@ -57,19 +56,6 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What an assistant produces: `text[start:end]`, from the end of its header to the end of its closing token.
-
-    `closing` is that token's text, None where the template writes none.
-    """
-
-    message: int
-    start: int
-    end: int
-    closing: str | None
-
-
-@dataclass(frozen=True)
 class Grammar:
     """What a template writes around turns; `grammar.learn` finds it out.
 
@@ -80,6 +66,9 @@ class Grammar:
         shows_calls: the template shows the tool calls of an assistant.
         controls: finds every control token in a text.
         initials: the first characters of the control tokens.
+        fillers: matches where a header that is not quite the inference prompt's may end: a reasoning tag, a control
+            token that closes no turn, or nothing but white space follows.
+        unprompted: the header is what the template writes before answers; its inference prompt lacks it.
         user_header: what stands directly before a user's text and begins that turn.
         default_system: system text that the template adds where a conversation has none.
     """
@@ -90,6 +79,8 @@ class Grammar:
     shows_calls: bool
     controls: re.Pattern[str]
     initials: frozenset[str]
+    fillers: re.Pattern[str]
+    unprompted: bool
     user_header: str
     default_system: str
 
@@ -139,7 +130,7 @@ class Marker:
 
     def _value(self, index: int, value: Any) -> Any:
         if isinstance(value, str):
-            return "".join(part if _TAG.fullmatch(part) else self._wrap(index, part) for part in _TAG.split(value))
+            return "".join(part if TAG.fullmatch(part) else self._wrap(index, part) for part in TAG.split(value))
         if isinstance(value, Mapping):
             self.unmarked += map(str, value)
             return {key: self._value(index, item) for key, item in value.items()}
@@ -191,93 +182,3 @@ def unmark(marked: str, owners: Sequence[int]) -> Layout:
     if opened is not None:
         raise Unproven(f"the chat template cuts the text of message {owners[opened[0]] + 1}")
     return Layout("".join([*parts, marked[at:]]), tuple(slots))
-
-
-def assistant_turns(
-    layout: Layout, assistants: Sequence[int], grammar: Grammar, prompt_tail: Callable[[int], str]
-) -> list[Turn]:
-    """What each assistant message produces, in order of position.
-
-    Args:
-        layout: the rendered conversation.
-        assistants: indices of the assistant messages.
-        grammar: of the template.
-        prompt_tail: the template's own text at the end of the inference prompt for that message; asked only where
-            no header of the grammar stands before the message.
-
-    Returns:
-        A turn for each message that the template renders at all.
-
-    Raises:
-        Unproven: a turn's beginning or end can't be told.
-    """
-    turns = []
-    for message in assistants:
-        own = [i for i, slot in enumerate(layout.slots) if slot.message == message]
-        turn = _turn(layout, own, grammar, prompt_tail) if own else _turn_without_text(layout, message, grammar)
-        if turn is not None:
-            turns.append(turn)
-    turns.sort(key=lambda turn: turn.start)
-    for before, after in pairwise(turns):
-        if before.end > after.start:
-            raise Unproven(f"the turns of messages {before.message + 1} and {after.message + 1} overlap")
-    return turns
-
-
-def _turn(layout: Layout, own: list[int], grammar: Grammar, prompt_tail: Callable[[int], str]) -> Turn:
-    slots, text = layout.slots, layout.text
-    first, last = slots[own[0]], slots[own[-1]]
-    if own[-1] - own[0] + 1 != len(own) or len({slots[i].number for i in own}) != len(own):
-        raise Unproven(f"the chat template repeats message {first.message + 1} or mixes it with another")
-    floor = slots[own[0] - 1].end if own[0] else 0
-    start = _after_header(text, floor, first.start, grammar.headers)
-    if start is None:
-        tail = prompt_tail(first.message)
-        if not layout.before(own[0]).startswith(tail):
-            raise Unproven(f"no assistant header stands before message {first.message + 1}")
-        start = floor + len(tail)
-    ceiling = slots[own[-1] + 1].start if own[-1] + 1 < len(slots) else len(text)
-    closing = _closing(text, last.end, ceiling, grammar)
-    return Turn(first.message, start, closing.end() if closing else last.end, closing.group() if closing else None)
-
-
-def _turn_without_text(layout: Layout, message: int, grammar: Grammar) -> Turn | None:
-    """The turn of a message that shows no text of its own: its header must be the only one between its neighbours."""
-    start = max((slot.end for slot in layout.slots if slot.message < message), default=0)
-    end = min((slot.start for slot in layout.slots if slot.message > message), default=len(layout.text))
-    headers = layout.text.count(grammar.headers[-1], start, end) if grammar.headers else 2
-    if start > end or headers > 1:
-        raise Unproven(f"message {message + 1} shows no text of its own, so its place can't be told")
-    begin = _after_header(layout.text, start, end, grammar.headers)
-    if begin is None:
-        return None
-    closing = _closing(layout.text, begin, end, grammar)
-    return Turn(message, begin, closing.end() if closing else begin, closing.group() if closing else None)
-
-
-def _after_header(text: str, start: int, end: int, headers: Sequence[str]) -> int | None:
-    for header in headers:
-        found = text.rfind(header, start, end)
-        if found >= 0:
-            return found + len(header)
-    return None
-
-
-def _closing(text: str, start: int, end: int, grammar: Grammar) -> re.Match[str] | None:
-    """The token that closes the turn whose text ends at `start`, before `end`."""
-    tokens = grammar.controls.finditer(text, start, end)
-    return next((token for token in tokens if token.group() in grammar.closings), None)
-
-
-def user_turn_starts(layout: Layout, users: Collection[int], systems: Collection[int], header: str) -> list[int]:
-    """Positions where a user's turn begins, in order: older turns can be taken out between two of them.
-
-    Empty where that would not be clean: the text before the first one must be the system's alone.
-    """
-    starts: list[int] = []
-    for i, slot in enumerate(layout.slots):
-        if slot.message in users and header and layout.before(i).endswith(header):
-            starts.append(slot.start - len(header))
-        elif bool(starts) == (slot.message in systems):
-            return []
-    return starts

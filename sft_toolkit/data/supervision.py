@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sft_toolkit.args import Supervise
 from sft_toolkit.data.conversation import Conversation, Message
-from sft_toolkit.data.spans import Turn
+from sft_toolkit.data.turns import Turn
 
 IDLE_WEIGHT = "weight 1 on a message that is not the assistant's: it stays unlearned"
 

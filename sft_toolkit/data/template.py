@@ -12,106 +12,35 @@ ways, and both end in an equality of whole texts:
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import accumulate
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from sft_toolkit.data import grammar as grammars
 from sft_toolkit.data import spans
+from sft_toolkit.data.chat import CALLS_AS_TEXT, Chat, Key
 from sft_toolkit.data.compiled import PlainRenderer
-from sft_toolkit.data.conversation import Conversation, Message, RowError
-from sft_toolkit.data.spans import Grammar, Layout, Marker, Turn, Unproven
+from sft_toolkit.data.conversation import Conversation, RowError
+from sft_toolkit.data.skeleton import LEFT_OUT, Located, Skeleton
+from sft_toolkit.data.spans import Grammar, Layout, Marker, Unproven
+from sft_toolkit.data.turns import Tails, assistant_turns, user_turn_starts
 from sft_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+__all__ = ["CALLS_AS_TEXT", "LEFT_OUT", "TRIMMED", "Chat", "ChatTemplate", "Located"]
+
 TRIMMED = "white space around a message that the chat template trims"
-LEFT_OUT = "text that the chat template leaves out (earlier reasoning, a system message, text beside a tool call)"
-CALLS_AS_TEXT = "tool calls written as JSON text, because the chat template has no place for them"
 
 # What a template may raise on a row that it was not written for; anything else is a bug and passes through.
 _REFUSED = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 
-
-@dataclass(frozen=True)
-class Chat:
-    """A conversation as the template reads it."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    kwargs: dict[str, Any]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return tuple(message["role"] for message in self.messages)
-
-    @property
-    def kwargs_key(self) -> str:
-        return json.dumps(self.kwargs, sort_keys=True, default=repr) if self.kwargs else ""
-
-    @property
-    def is_plain(self) -> bool:
-        """Nothing but roles and texts."""
-        return self.tools is None and all(message.keys() == {"role", "content"} for message in self.messages)
-
-    def where(self, *roles: str) -> list[int]:
-        """Indices of the messages of these roles."""
-        return [index for index, message in enumerate(self.messages) if message["role"] in roles]
-
-
-@dataclass(frozen=True)
-class Located:
-    """Character positions in a rendered conversation: what assistants produce, and where user turns begin.
-
-    `notes` say what the template did to the texts.
-    """
-
-    turns: list[Turn]
-    user_starts: list[int]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Skeleton:
-    """A located conversation of one-letter texts, from which others of the same roles are located by arithmetic.
-
-    Attributes:
-        parts: the template's pieces and, at the odd places, the texts.
-        order: message index of each text.
-        hidden: messages that the template leaves out.
-        ends: end of each text in the skeleton's own text.
-        located: turns in the skeleton's own text.
-    """
-
-    parts: list[str]
-    order: list[int]
-    hidden: list[int]
-    ends: list[int]
-    located: Located
-
-    def locate(self, text: str, contents: Sequence[str], note: str = "") -> Located | None:
-        """Positions in `text` if it is exactly the pieces around these contents, else None."""
-        texts = [contents[message] for message in self.order]
-        parts = self.parts.copy()
-        parts[1::2] = texts
-        if "".join(parts) != text:
-            return None
-        grown = list(accumulate((len(item) - 1 for item in texts), initial=0))
-
-        def moved(position: int) -> int:
-            return position + grown[bisect_right(self.ends, position)]
-
-        turns = [Turn(t.message, moved(t.start), moved(t.end), t.closing) for t in self.located.turns]
-        notes = [note] if note else []
-        notes += [LEFT_OUT] if any(contents[message].strip() for message in self.hidden) else []
-        return Located(turns, [moved(start) for start in self.located.user_starts], tuple(notes))
+Messages = list[dict[str, Any]]
+_PROBE = "\U0010dfff"  # a character of a private plane: no template writes it itself
 
 
 class ChatTemplate:
@@ -141,22 +70,14 @@ class ChatTemplate:
         self._grammar = lru_cache(maxsize=64)(self._learn_grammar)
         self._skeleton = lru_cache(maxsize=1024)(self._build_skeleton)
 
-    def grammar(self, kwargs_key: str = "") -> Grammar:
-        """What the template writes around turns, for template arguments given as JSON."""
-        return self._grammar(kwargs_key)
+    def grammar(self, key: Key = ("", False)) -> Grammar:
+        """What the template writes around turns, for conversations with this `Chat.key`."""
+        return self._grammar(key)
 
     def chat(self, conversation: Conversation) -> Chat:
-        """The conversation as the template reads it.
-
-        Where the template has no place for tool calls they become the assistant's text (noted), as
-        one JSON object a line: `{"name": ..., "arguments": {...}}`.
-        """
-        messages = [message.as_template_dict() for message in conversation.messages]
-        chat = Chat(messages, conversation.tools, conversation.template_kwargs)
-        if any("tool_calls" in message for message in messages) and not self._shows_calls(chat.kwargs_key):
-            messages = [_calls_as_text(message).as_template_dict() for message in conversation.messages]
-            return Chat(messages, chat.tools, chat.kwargs, (CALLS_AS_TEXT,))
-        return chat
+        """The conversation as the template reads it; tool calls become text where it has no place for them."""
+        chat = Chat.of(conversation)
+        return Chat.with_calls_as_text(conversation) if chat.has_calls and not self._shows_calls(chat.key) else chat
 
     def render(self, chats: Sequence[Chat]) -> list[str | RowError]:
         """The rendered texts, in order; a RowError where the template refuses a conversation."""
@@ -169,7 +90,7 @@ class ChatTemplate:
         if not conversations:
             return []
         try:
-            return self._render_plain(conversations)
+            return self._render_plain([self._as_read(messages) for messages in conversations])
         except _REFUSED:
             return []  # which row it is and why comes out when each is rendered alone
 
@@ -179,7 +100,7 @@ class ChatTemplate:
         Raises:
             Unproven: it can't be told with certainty.
         """
-        if chat.is_plain and (skeleton := self._skeleton(chat.roles, chat.kwargs_key)):
+        if chat.is_plain and (skeleton := self._skeleton(chat.roles, chat.key[0])):
             contents = [message["content"] for message in chat.messages]
             located = skeleton.locate(text, contents)
             if located is None and any(map(_padded, contents)):
@@ -193,37 +114,32 @@ class ChatTemplate:
         layout = spans.unmark(self._render_marked(marker.mark(chat.messages), chat), marker.owners)
         if layout.text != text:
             raise Unproven("the chat template treats a text differently once its ends are marked")
-        if any(map(self.grammar(chat.kwargs_key).spells_control, marker.unmarked)):
+        if any(map(self.grammar(chat.key).spells_control, marker.unmarked)):
             raise Unproven("a control token is spelled in the id or in an argument name of a tool call")
         located = self._located(chat, layout)
-        with_calls = {index for index, message in enumerate(chat.messages) if "tool_calls" in message}
-        for turn in located.turns:
-            if turn.closing is None and turn.message in with_calls:
-                raise Unproven(f"the end of the tool calls of message {turn.message + 1} can't be told")
         notes = [LEFT_OUT] if len({slot.number for slot in layout.slots}) < len(marker.owners) else []
         contents = (message["content"] for message in chat.messages)
         notes += [TRIMMED] if any(_padded(content) and content not in text for content in contents) else []
         return replace(located, notes=tuple(notes))
 
     def _located(self, chat: Chat, layout: Layout) -> Located:
-        grammar = self.grammar(chat.kwargs_key)
-        turns = spans.assistant_turns(
-            layout, chat.where("assistant"), grammar, lambda message: self._prompt_tail(chat, message)
+        grammar = self.grammar(chat.key)
+        tails = Tails(
+            prompt=lambda message: self._tail(chat, message, prompt=True) if message else "",
+            finished=lambda message: self._tail(chat, message + 1, prompt=False),
         )
-        starts = spans.user_turn_starts(
-            layout, chat.where("user"), chat.where("system", "developer"), grammar.user_header
-        )
+        with_calls = {index for index, message in enumerate(chat.messages) if "tool_calls" in message}
+        turns = assistant_turns(layout, chat.where("assistant"), with_calls, grammar, tails)
+        starts = user_turn_starts(layout, chat.where("user"), chat.where("system", "developer"), grammar.user_header)
         return Located(turns, starts)
 
-    def _prompt_tail(self, chat: Chat, message: int) -> str:
-        """The template's text at the end of the prompt that this message answers."""
-        if message == 0:
-            return ""
+    def _tail(self, chat: Chat, messages: int, prompt: bool) -> str:
+        """The template's text at the end of the first so many messages, or of their inference prompt."""
         marker = Marker()
-        prompt = self._render_marked(marker.mark(chat.messages[:message]), chat, prompt=True)
-        return spans.unmark(prompt, marker.owners).before(-1)
+        text = self._render_marked(marker.mark(chat.messages[:messages]), chat, prompt)
+        return spans.unmark(text, marker.owners).before(-1)
 
-    def _build_skeleton(self, roles: tuple[str, ...], kwargs_key: str) -> _Skeleton | None:
+    def _build_skeleton(self, roles: tuple[str, ...], kwargs_key: str) -> Skeleton | None:
         """None where the template shows an assistant's text more or less than once, or refuses letters."""
         messages = [{"role": role, "content": "x"} for role in roles]
         chat = Chat(messages, None, json.loads(kwargs_key) if kwargs_key else {})
@@ -233,27 +149,38 @@ class ChatTemplate:
             located = self._located(chat, layout)
         except Unproven:
             return None
-        order = [slot.message for slot in layout.slots]
-        if any(order.count(message) != 1 for message in chat.where("assistant")):
+        shown = [slot.message for slot in layout.slots]
+        if any(shown.count(message) != 1 for message in chat.where("assistant")):
             return None
-        parts = [part for i in range(len(order)) for part in (layout.before(i), "")]
-        hidden = [message for message in range(len(roles)) if message not in order]
-        return _Skeleton([*parts, layout.before(-1)], order, hidden, [slot.end for slot in layout.slots], located)
+        return Skeleton.of(layout, located, len(roles))
 
-    def _shows_calls(self, kwargs_key: str) -> bool:
+    def _shows_calls(self, key: Key) -> bool:
         try:
-            return self.grammar(kwargs_key).shows_calls
+            return self.grammar(key).shows_calls
         except Unproven:
             return True  # said when the conversation is located
 
-    def _learn_grammar(self, kwargs_key: str) -> Grammar:
-        return grammars.learn(self._renderer(kwargs_key), self._specials, self._added)
+    def _learn_grammar(self, key: Key) -> Grammar:
+        # With tools, transformers takes another template where a tokenizer has several. And some templates are for
+        # conversations with tools alone: those are learned with an empty list of them.
+        kwargs, with_tools = key
+        named = self._tokenizer.chat_template
+        if with_tools and isinstance(named, dict) and "tool_use" in named:
+            return self._learned(kwargs, [])
+        try:
+            return self._learned(kwargs, None)
+        except Unproven:
+            if not with_tools:
+                raise
+            return self._learned(kwargs, [])
 
-    def _renderer(self, kwargs_key: str) -> grammars.Render:
+    def _learned(self, kwargs_key: str, tools: list[dict[str, Any]] | None) -> Grammar:
         kwargs = json.loads(kwargs_key) if kwargs_key else {}
-        return lambda messages, prompt: self._render(Chat([*messages], None, kwargs), prompt)
+        return grammars.learn(
+            lambda messages, prompt: self._render(Chat([*messages], tools, kwargs), prompt), self._specials, self._added
+        )
 
-    def _render_marked(self, messages: list[dict[str, Any]], chat: Chat, prompt: bool = False) -> str:
+    def _render_marked(self, messages: Messages, chat: Chat, prompt: bool = False) -> str:
         try:
             return self._render(Chat(messages, chat.tools, chat.kwargs), prompt)
         except RowError as error:
@@ -266,23 +193,42 @@ class ChatTemplate:
             return error
 
     def _render(self, chat: Chat, prompt: bool = False) -> str:
-        tools: list[dict[str, Any] | Callable[..., Any]] | None = None if chat.tools is None else [*chat.tools]
+        return self._apply(self._as_read(chat.messages), chat.tools, chat.kwargs, prompt)
+
+    def _apply(
+        self,
+        messages: Messages,
+        tools: Messages | None = None,
+        kwargs: dict[str, Any] | None = None,
+        prompt: bool = False,
+    ) -> str:
+        functions: list[dict[str, Any] | Callable[..., Any]] | None = None if tools is None else [*tools]
         try:
             text = self._tokenizer.apply_chat_template(
-                chat.messages, tools=tools, add_generation_prompt=prompt, tokenize=False, **chat.kwargs
+                messages, tools=functions, add_generation_prompt=prompt, tokenize=False, **(kwargs or {})
             )
         except _REFUSED as error:
             raise RowError(f"the chat template refuses the conversation: {error}") from error
         return str(text)
 
+    def _as_read(self, messages: Messages) -> Messages:
+        """The messages with each content as the template wants it: as text or, where it shows no text, in parts."""
+        if not self._wants_parts:
+            return messages
+        return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """True if the template shows content only as a list of parts, as those of image models do."""
+        return not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
+
+    def _shows(self, content: str | list[dict[str, str]]) -> bool:
+        try:
+            text = self._apply([{"role": role, "content": content} for role in ("user", "assistant")])
+        except RowError:
+            return False
+        return text.count(_PROBE) == 2
+
 
 def _padded(text: str) -> bool:
     return text[:1].isspace() or text[-1:].isspace()
-
-
-def _calls_as_text(message: Message) -> Message:
-    if not message.tool_calls:
-        return message
-    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.tool_calls]
-    content = "\n".join([*([message.content] if message.content else []), *calls])
-    return Message(message.role, content, weight=message.weight, extra=message.extra)

@@ -15,7 +15,7 @@ def learned(template: str, *specials: str) -> Grammar:
 
 
 def of(family: str, kwargs: str = "") -> Grammar:
-    return ChatTemplate(FAMILIES[family].tokenizer(bos_in_template=True)).grammar(kwargs)
+    return ChatTemplate(FAMILIES[family].tokenizer(bos_in_template=True)).grammar((kwargs, False))
 
 
 @pytest.mark.parametrize(

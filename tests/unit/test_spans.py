@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from sft_toolkit.data.spans import Grammar, Layout, Marker, Slot, Turn, Unproven, assistant_turns, unmark
-from sft_toolkit.data.spans import user_turn_starts as starts
+from sft_toolkit.data.spans import Grammar, Layout, Marker, Slot, Unproven, unmark
+from sft_toolkit.data.turns import Tails, Turn, assistant_turns
+from sft_toolkit.data.turns import user_turn_starts as starts
 
 OPEN_0, CLOSE_0, OPEN_1, CLOSE_1 = map(chr, range(0x10E000, 0x10E004))
 GRAMMAR = Grammar(
@@ -18,6 +19,8 @@ GRAMMAR = Grammar(
     shows_calls=True,
     controls=re.compile("<A>|<U>|<E>"),
     initials=frozenset("<"),
+    fillers=re.compile(r"\s*(?:</?think>|<A>|<U>|\Z)"),
+    unprompted=False,
     user_header="<U>",
     default_system="",
 )
@@ -39,8 +42,9 @@ def layout(*pieces: tuple[int | None, str]) -> Layout:
     return Layout(text, tuple(slots))
 
 
-def turns(view: Layout, *assistants: int, tail: str = "?") -> list[tuple[str, str | None]]:
-    found = assistant_turns(view, assistants, GRAMMAR, lambda message: tail)
+def turns(view: Layout, *assistants: int, tail: str = "?", calls: str | None = None) -> list[tuple[str, str | None]]:
+    tails = Tails(prompt=lambda message: tail, finished=lambda message: calls or "")
+    found = assistant_turns(view, assistants, assistants if calls else (), GRAMMAR, tails)
     return [(view.text[turn.start : turn.end], turn.closing) for turn in found]
 
 
@@ -124,7 +128,7 @@ def test_a_text_that_is_shown_in_part_is_refused(text: str, reason: str) -> None
 
 def test_a_turn_goes_from_its_header_to_its_closing_token() -> None:
     view = layout((None, "<U>"), (0, "hi"), (None, "<E><A>"), (1, "yes"), (None, "<E>\n<U>"), (2, "go"), (None, "<E>"))
-    assert assistant_turns(view, [1], GRAMMAR, str) == [Turn(1, 11, 17, "<E>")]
+    assert assistant_turns(view, [1], [], GRAMMAR, Tails(str, str)) == [Turn(1, 11, 17, "<E>", diverges=True)]
     assert turns(view, 1) == [("yes<E>", "<E>")]
 
 
@@ -135,7 +139,7 @@ def test_headers_and_closings_spelled_in_texts_are_not_taken_for_the_templates_o
 
 def test_what_the_template_writes_after_the_header_is_part_of_the_turn() -> None:
     view = layout((None, "<A>\n<call>"), (0, "f"), (None, "("), (0, "x"), (None, ")</call><E>"))
-    assert turns(view, 0) == [("\n<call>f(x)</call><E>", "<E>")]
+    assert turns(view, 0, calls=")") == [("\n<call>f(x)</call><E>", "<E>")]
 
 
 def test_the_longest_header_comes_first() -> None:
@@ -151,6 +155,39 @@ def test_without_header_a_turn_begins_where_the_inference_prompt_ends() -> None:
     assert turns(view, 1, tail="[/T]") == [(" b<E>", "<E>")]
     with pytest.raises(Unproven, match="no assistant header stands before message 2"):
         turns(view, 1, tail="[/S]")
+
+
+def test_a_tool_call_that_no_token_closes_ends_with_the_templates_brackets() -> None:
+    view = layout((None, "<A><think><call>"), (0, "f"), (None, "("), (0, "x"), (None, ")</call><U>"), (1, "hi"))
+    assert turns(view, 0, calls=")</call>") == [("<call>f(x)</call>", None)]
+    with pytest.raises(Unproven, match="the end of the tool calls of message 1 can't be told"):
+        turns(view, 0, calls=")</end>")
+
+
+def test_a_function_named_again_behind_the_closing_token_is_no_part_of_the_turn() -> None:
+    text = "<A><think>f(x)<E><tool f>r<E>"
+    view = Layout(text, (Slot(0, 0, 10, 11), Slot(1, 0, 12, 13), Slot(0, 0, 23, 24), Slot(2, 1, 25, 26)))
+    assert turns(view, 0, calls=")") == [("f(x)<E>", "<E>")]
+    open_end = Layout(text.replace("<E>", "<X>"), view.slots)
+    with pytest.raises(Unproven, match="repeats message 1 or mixes it with another"):
+        turns(open_end, 0, calls=")")
+
+
+@pytest.mark.parametrize(
+    ("shown", "learned"),
+    [
+        ("<A></think>", "</think>b<E>"),  # the prompt opened a block, the finished turn shows it closed
+        ("<A><think>\n", "\nb<E>"),
+        ("<A> named Bob", None),
+    ],
+)
+def test_a_header_that_is_not_quite_the_prompts_ends_where_the_two_part(shown: str, learned: str | None) -> None:
+    view = layout((None, "<U>"), (0, "hi"), (None, f"<E>{shown}"), (1, "b"), (None, "<E>"))
+    if learned is None:
+        with pytest.raises(Unproven, match="no assistant header stands before message 2"):
+            turns(view, 1)
+    else:
+        assert turns(view, 1) == [(learned, "<E>")]
 
 
 def test_a_message_without_text_is_found_by_its_header_if_there_is_only_one() -> None:
