@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from sft_toolkit.loss import PerToken, Totals, score
 
-Project = Callable[[Tensor], Tensor]
-"""Hidden states `(tokens, hidden)` -> logits `(tokens, vocabulary)`."""
+ScoreChunk = Callable[[Tensor, slice], Totals]
+"""Hidden states of some tokens `(tokens, hidden)`, and where these stand among all -> their sums."""
 
 
 def chunk_rows(vocabulary: int, on_cpu: bool) -> int:
@@ -38,9 +38,10 @@ def score_in_chunks(
     targets: Tensor,
     weights: Tensor | None = None,
     objective: PerToken | None = None,
+    with_entropy: bool = False,
     rows: int = 1024,
 ) -> Totals:
-    """`score(head(hidden), targets, weights, objective)` without ever holding all logits.
+    """`score(head(hidden), targets, weights, objective, with_entropy)` without ever holding all logits.
 
     Call it where the head's own forward would run: under ZeRO-3 its weights are whole only there, and autocast is set.
     The gradient is computed here, for an upstream gradient of 1, and scaled in the backward: no second projection.
@@ -51,16 +52,21 @@ def score_in_chunks(
         targets: int64 `(tokens,)`.
         weights: fp32 `(tokens,)` or None.
         objective: loss per token; None is negative log-likelihood.
+        with_entropy: also that of the predictions.
         rows: tokens of a chunk.
     """
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
+
+    def score_chunk(states: Tensor, part: slice) -> Totals:
+        of_part = None if weights is None else weights[part]
+        return score(head.forward(states), targets[part], of_part, objective, with_entropy)
+
+    parts = _parts(len(targets), rows)
     if torch.is_grad_enabled() and (hidden.requires_grad or trained):
-        return Totals(*_InChunks.apply(head.forward, hidden, targets, weights, objective, rows, *trained))  # type: ignore[no-untyped-call]
-    scores = (
-        score(head.forward(hidden[part]), targets[part], None if weights is None else weights[part], objective)
-        for part in _parts(len(targets), rows)
-    )
-    return reduce(add, scores)
+        loss, nll, correct, entropy = _InChunks.apply(score_chunk, parts, hidden, *trained)  # type: ignore[no-untyped-call]
+        weight = len(targets) if weights is None else weights.sum()
+        return Totals(loss, nll, correct, entropy, len(targets), weight)
+    return reduce(add, (score_chunk(hidden[part], part) for part in parts))
 
 
 def _parts(tokens: int, rows: int) -> list[slice]:
@@ -69,38 +75,36 @@ def _parts(tokens: int, rows: int) -> list[slice]:
 
 
 class _InChunks(torch.autograd.Function):
-    """(hidden, parameters of the head) -> (loss, nll, correct); only the loss has a gradient."""
+    """(hidden, parameters of the head) -> (loss, nll, correct, entropy); only the loss has a gradient."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        project: Project,
+        score_chunk: ScoreChunk,
+        parts: list[slice],
         hidden: Tensor,
-        targets: Tensor,
-        weights: Tensor | None,
-        objective: PerToken | None,
-        rows: int,
         *parameters: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Scores the chunks one by one and keeps the sums and the gradients for an upstream gradient of 1."""
-        upwards = ctx.needs_input_grad[1]  # not where everything below the head is frozen
+        upwards = ctx.needs_input_grad[2]  # not where everything below the head is frozen
         of_hidden = torch.empty_like(hidden) if upwards else None
         of_parameters: list[Tensor | None] = [None] * len(parameters)
         sums: list[Totals] = []
-        for part in _parts(len(targets), rows):
+        for part in parts:
             with torch.enable_grad():
                 states = hidden[part].detach().requires_grad_(upwards)
-                totals = score(project(states), targets[part], None if weights is None else weights[part], objective)
+                totals = score_chunk(states, part)
             learned = (states, *parameters) if upwards else parameters
             found = torch.autograd.grad(totals.loss, learned, allow_unused=True)
             if of_hidden is not None:
                 of_hidden[part] = found[0]
             of_parameters = [_added(*pair) for pair in zip(of_parameters, found[upwards:], strict=True)]
-            sums.append(Totals(totals.loss.detach(), totals.nll, totals.correct))
+            sums.append(totals.detached())
         ctx.gradients = (of_hidden, of_parameters)
         total = reduce(add, sums)
-        ctx.mark_non_differentiable(total.nll, total.correct)
-        return total.loss, total.nll, total.correct
+        beside = [total.nll, total.correct, *([] if total.entropy is None else [total.entropy])]
+        ctx.mark_non_differentiable(*beside)
+        return total.loss, total.nll, total.correct, total.entropy
 
     @staticmethod
     @once_differentiable
@@ -111,7 +115,7 @@ class _InChunks(torch.autograd.Function):
         of_hidden, of_parameters = ctx.gradients
         ctx.gradients = None
         hidden, *parameters = (None if g is None else g.mul_(upstream) for g in (of_hidden, *of_parameters))
-        return None, hidden, None, None, None, None, *parameters
+        return None, None, hidden, *parameters
 
 
 def _added(total: Tensor | None, part: Tensor | None) -> Tensor | None:

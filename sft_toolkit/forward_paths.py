@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from sft_toolkit.data.token_dataset import PackedDataset
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.isolation import refuse_leaking
+from sft_toolkit.loss import Totals, router_loss
 from sft_toolkit.objectives import resolve_objective
 from sft_toolkit.packed_attention import PackedAttention
 from sft_toolkit.supervised import SupervisedForward, head_of
@@ -50,6 +51,23 @@ class ForwardPaths(TrainerCallback):
         if not self._why_no_chunks():
             self.supervised.try_chunks(wrapped)
 
+    def part_of_update(self, totals: Totals, outputs: Any, items: Tensor | int | None) -> Tensor:
+        """What a micro-batch adds to the loss of its update, and to the meter.
+
+        Args:
+            items: what the losses of the update are divided by, over all ranks; None: of this micro-batch.
+        """
+        trainer = self.trainer
+        divisor = torch.as_tensor(totals.weight if items is None else items, device=totals.loss.device)
+        divisor = torch.where(divisor > 0, divisor, 1)
+        if trainer.args.average_tokens_across_devices and items is not None:
+            # DDP and ZeRO average gradients over ranks; a sum divided by all ranks' items must be averaged back.
+            divisor = divisor / (trainer.accelerator.num_processes // trainer.get_tp_size())
+        router = router_loss(outputs, trainer.base_model().config, totals.weight)
+        plain = self.objective is None and isinstance(totals.weight, int) and not torch.is_tensor(router)
+        trainer.token_meter.add(trainer.state.global_step, totals, None if plain else totals.nll / divisor)
+        return (totals.loss + router) / divisor
+
     def unwrapped(self) -> Any:
         """The model without the engine's wrappers; kept, since accelerate reads package metadata to tell (0.65 ms)."""
         if self._unwrapped[0] is not self.trainer.model:
@@ -61,8 +79,9 @@ class ForwardPaths(TrainerCallback):
         """The forward of the model that is trained now; `model_init` makes a new one for each training."""
         model = self.unwrapped()
         if self._supervised is None or self._supervised.model is not model:
-            kept_only, chunk = not self.trainer.args.use_liger_kernel, getattr(self.trainer.args, "loss_chunk", None)
-            self._supervised = SupervisedForward(model, kept_only, chunk)
+            args = self.trainer.args
+            chunk, entropy = getattr(args, "loss_chunk", None), getattr(args, "log_entropy", False)
+            self._supervised = SupervisedForward(model, not args.use_liger_kernel, chunk, entropy)
         return self._supervised
 
     def evaluating(self, dataset: Any) -> AbstractContextManager[None]:

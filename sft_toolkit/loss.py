@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -23,23 +23,41 @@ PerToken = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over supervised tokens, all of them scalars.
+    """Sums over supervised tokens.
 
     Args:
-        loss: fp32, what is optimised, with a graph.
-        nll: fp32, negative log-likelihood in nats, without a graph and without weights.
-        correct: int64, tokens whose target no other token exceeds in likelihood.
+        loss: fp32 scalar, what is optimised, with a graph.
+        nll: fp32 scalar, negative log-likelihood in nats, without a graph and without weights.
+        correct: int64 scalar, tokens whose target no other token exceeds in likelihood.
+        entropy: fp32 scalar, of the predicted distributions in nats; None where nobody asked.
+        tokens: how many there are. A number: their logits have been picked, so that the host knows it already.
+        weight: what their losses are to be divided by: the sum of their weights, `tokens` where there are none.
     """
 
     loss: Tensor
     nll: Tensor
     correct: Tensor
+    entropy: Tensor | None
+    tokens: int
+    weight: Tensor | int
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(self.loss + other.loss, self.nll + other.nll, self.correct + other.correct)
+        entropy = None if self.entropy is None or other.entropy is None else self.entropy + other.entropy
+        sums = self.loss + other.loss, self.nll + other.nll, self.correct + other.correct
+        return Totals(*sums, entropy, self.tokens + other.tokens, self.weight + other.weight)
+
+    def detached(self) -> Totals:
+        """The same without a graph."""
+        return replace(self, loss=self.loss.detach())
 
 
-def score(logits: Tensor, targets: Tensor, weights: Tensor | None = None, objective: PerToken | None = None) -> Totals:
+def score(
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    objective: PerToken | None = None,
+    with_entropy: bool = False,
+) -> Totals:
     """The one reduction: whatever is optimised, its losses per token are added up here, to be divided by items later.
 
     Args:
@@ -48,6 +66,7 @@ def score(logits: Tensor, targets: Tensor, weights: Tensor | None = None, object
         targets: int64 `(tokens,)`.
         weights: fp32 `(tokens,)`; None is a weight of 1 for each.
         objective: loss per token; None is negative log-likelihood.
+        with_entropy: also that of the predictions; costs a softmax over the vocabulary.
 
     Returns:
         Sums; 0.0 with a graph where there is no token (a rank may hold such a micro-batch, and it must still take part
@@ -70,7 +89,14 @@ def score(logits: Tensor, targets: Tensor, weights: Tensor | None = None, object
     with torch.no_grad():
         # Not argmax: over 49k entries it takes four times as long, a tenth of the whole projection.
         correct = (logits.gather(1, targets[:, None])[:, 0] >= logits.amax(-1)).sum()
-    return Totals(cost.sum(), nll, correct)
+        entropy = _entropy(logits) if with_entropy else None
+        weight = len(targets) if weights is None else weights.sum()
+    return Totals(cost.sum(), nll, correct, entropy, len(targets), weight)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    """Summed over tokens. entr(p) and not -p log p: an impossible token (a masked logit of -inf) adds 0, not NaN."""
+    return cast(Tensor, torch.special.entr(logits.softmax(-1)).sum())
 
 
 def next_token_targets(labels: Tensor) -> Tensor:
@@ -114,13 +140,13 @@ def supervised_logits(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return logits, targets[kept]
 
 
-def router_loss(outputs: Any, config: Any, supervised: Tensor) -> Tensor | float:
+def router_loss(outputs: Any, config: Any, weight: Tensor | int) -> Tensor | float:
     """Load-balancing loss of a mixture-of-experts model, to be divided by the update's items like the NLL.
 
-    The model adds it only where it computes its own loss. It is a mean per micro-batch, so it is weighted here by the
-    micro-batch's supervised tokens; 0.0 for other models, or where the config asks for no router logits.
+    The model adds it only where it computes its own loss. It is a mean per micro-batch, so it is multiplied here by the
+    micro-batch's `Totals.weight`; 0.0 for other models, or where the config asks for no router logits.
     """
     auxiliary = getattr(outputs, "aux_loss", None)
     if auxiliary is None:
         return 0.0
-    return cast(Tensor, auxiliary * getattr(config, "router_aux_loss_coef", 0.0) * supervised)
+    return cast(Tensor, auxiliary * getattr(config, "router_aux_loss_coef", 0.0) * weight)

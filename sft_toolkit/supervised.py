@@ -46,11 +46,14 @@ class SupervisedForward:
         model: without the wrappers of an engine; its adapter may be on.
         kept_only: False computes all logits whatever the model can do.
         chunk: tokens of a chunk; None chooses by vocabulary and device.
+        with_entropy: also add up the entropy of the predictions.
     """
 
-    def __init__(self, model: nn.Module, kept_only: bool = True, chunk: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, kept_only: bool = True, chunk: int | None = None, with_entropy: bool = False
+    ) -> None:
         self.model = model
-        self._chunk = chunk
+        self._chunk, self._with_entropy = chunk, with_entropy
         self._kept_only = kept_only and projects_only_kept(model)
         self._keywords = without_cache(model)
         self.path: LossPath = "supervised logits" if self._kept_only else "all logits"
@@ -95,14 +98,14 @@ class SupervisedForward:
             weights = pad(weights[:, 1:], (0, 1))[kept].float()
         passed = {key: value for key, value in inputs.items() if key not in ("labels", "loss_weights")}
         passed |= self._keywords
+        options: dict[str, Any] = {"weights": weights, "objective": objective, "with_entropy": self._with_entropy}
         rows = self._chunk or chunk_rows(_vocabulary(self.model), targets.device.type == "cpu")
         if self.path == "chunked" and not every_logit and targets.numel() > rows:
-            score_part = partial(score_in_chunks, weights=weights, objective=objective, rows=rows)
-            return self._in_chunks(wrapped, passed, targets, kept, score_part)
+            return self._in_chunks(wrapped, passed, targets, kept, partial(score_in_chunks, **options, rows=rows))
         if self._kept_only and not every_logit:
             passed["logits_to_keep"] = kept
         outputs = wrapped(**passed)
-        return score(*supervised_logits(outputs.logits, targets), weights, objective), outputs
+        return score(*supervised_logits(outputs.logits, targets), **options), outputs
 
     def _in_chunks(
         self,

@@ -6,7 +6,6 @@ Everything here is an override of a public hook of Trainer, and each says why it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, cast
@@ -14,22 +13,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from sft_toolkit.accounting import Batch, EvalMeter, TokenMeter
 from sft_toolkit.data.loading import Batches, batches_by_part, dataloader, evaluation_order, training_order
 from sft_toolkit.data.sampler import EpochSampler
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset
+from sft_toolkit.engine_trainer import EngineTrainer
 from sft_toolkit.forward_paths import ForwardPaths
-from sft_toolkit.intake import collator_for, refuse_unsupported, resolve_dataset, resolve_model, with_adapter
+from sft_toolkit.data_intake import EVAL, TRAIN, check_ids, collator_for, resolve_dataset
+from sft_toolkit.intake import complete_adapter, refuse_unsupported, resolve_model, resolve_tokenizer, with_adapter
+from sft_toolkit.log_entry import add_to_log
 from sft_toolkit.loop_chores import LoopChores
-from sft_toolkit.loss import IGNORE_INDEX, router_loss
 from sft_toolkit.modules import without_adapter
+from sft_toolkit.saving import SavingTrainer
 from sft_toolkit.training_args import SFTArguments
 
 
-class SFTTrainer(Trainer):
+class SFTTrainer(SavingTrainer, EngineTrainer):
     """Supervised fine-tuning with the constructor of `transformers.Trainer`, in the same order, plus `peft_config`.
 
     Args:
@@ -74,11 +76,15 @@ class SFTTrainer(Trainer):
         *,
         peft_config: Any = None,
     ) -> None:
+        processing_class = resolve_tokenizer(model, processing_class)
+        if data_collator is None:
+            train_dataset = resolve_dataset(train_dataset, args, processing_class, TRAIN)
+            eval_dataset = resolve_dataset(eval_dataset, args, processing_class, EVAL)
         model, processing_class = resolve_model(model, args, processing_class, peft_config)
         model_init = with_adapter(model_init, peft_config)
+        for dataset, name in ((train_dataset, TRAIN), (eval_dataset, EVAL)):
+            check_ids(dataset, model, name, labels=isinstance(args, SFTArguments) and compute_loss_func is None)
         if isinstance(args, SFTArguments) and data_collator is None:
-            train_dataset = resolve_dataset(train_dataset, args, processing_class, "train_dataset")
-            eval_dataset = resolve_dataset(eval_dataset, args, processing_class, "eval_dataset")
             data_collator = collator_for(train_dataset, processing_class)
         self._trains_tokens = _is_ours(train_dataset)
         self.token_meter = TokenMeter()
@@ -127,7 +133,8 @@ class SFTTrainer(Trainer):
         if isinstance(dataset, str):
             dataset = cast(dict[str, Any], self.eval_dataset)[dataset]
         if isinstance(self.args, SFTArguments):
-            dataset = resolve_dataset(dataset, self.args, self.processing_class, "eval_dataset")
+            dataset = resolve_dataset(dataset, self.args, self.processing_class, EVAL)
+            check_ids(None if dataset is self.eval_dataset else dataset, self.model, EVAL, labels=True)
         if not _is_ours(dataset):
             return super().get_eval_dataloader(eval_dataset)
         return self._held_out_loader(dataset)
@@ -136,6 +143,7 @@ class SFTTrainer(Trainer):
         """As `get_eval_dataloader`, for `predict`."""
         if isinstance(self.args, SFTArguments):
             test_dataset = resolve_dataset(test_dataset, self.args, self.processing_class, "test_dataset")
+            check_ids(test_dataset, self.model, "test_dataset", labels=True)
         return (
             self._held_out_loader(test_dataset) if _is_ours(test_dataset) else super().get_test_dataloader(test_dataset)
         )
@@ -160,11 +168,24 @@ class SFTTrainer(Trainer):
         """
         if not self._trains_tokens:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.token_meter.times.enter("data")
         batches: list[Batch] = list(islice(epoch_iterator, num_batches))
         items = self.token_meter.count(batches).to(device)
         if self.args.average_tokens_across_devices:
-            items = self._sum_over_ranks(items) // self.get_tp_size()
+            items = self.sum_over_ranks(items)
+        self.token_meter.times.enter(None)
         return batches, items
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """As Trainer's, with a look at the clock before and behind it; `compute_loss` looks in between."""
+        if not self._trains_tokens:
+            return super().training_step(model, inputs, num_items_in_batch)
+        self.token_meter.times.enter("forward")
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.token_meter.times.enter("optimizer" if self.accelerator.sync_gradients else None)
+        return loss
 
     def compute_loss(
         self,
@@ -174,24 +195,18 @@ class SFTTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Sum over the supervised tokens, divided by those of the update; logits only where a label is."""
-        evaluating = self._eval_meter is not None
-        if self.compute_loss_func is not None or not (evaluating or (self._trains_tokens and model.training)):
+        meter = self._eval_meter
+        if self.compute_loss_func is not None or not (meter or (self._trains_tokens and model.training)):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        objective = None if evaluating else self.paths.objective
-        every_logit = self._eval_wants_logits if evaluating else return_outputs
+        objective = None if meter else self.paths.objective
+        every_logit = self._eval_wants_logits if meter else return_outputs
         totals, outputs = self.paths.supervised(model, inputs, objective, every_logit)
-        count = (inputs["labels"][:, 1:] != IGNORE_INDEX).sum()
-        if evaluating:
-            cast(EvalMeter, self._eval_meter).add(totals.nll, count)
-            loss = totals.nll / count.clamp_min(1)
-            return (loss, outputs) if return_outputs else loss
-        self.token_meter.add_loss(self.state.global_step, totals.loss, None if objective is None else totals.nll)
-        items = count if num_items_in_batch is None else torch.as_tensor(num_items_in_batch, device=count.device)
-        loss = (totals.loss + router_loss(outputs, self.base_model().config, count)) / items.clamp_min(1)
-        # DDP and ZeRO average gradients over ranks; a sum that is divided by all ranks' items must be averaged back.
-        ranks = self.accelerator.num_processes // self.get_tp_size()
-        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
-            loss = loss * ranks
+        if meter:
+            meter.add(totals)
+            loss = totals.nll / max(totals.tokens, 1)
+        else:
+            loss = self.paths.part_of_update(totals, outputs, num_items_in_batch)
+            self.token_meter.times.enter("backward")
         return (loss, outputs) if return_outputs else loss
 
     @property
@@ -220,32 +235,23 @@ class SFTTrainer(Trainer):
         parts = batches_by_part(cast(Batches, dataloader.dataset), self.args) if self.compute_metrics is None else []
         meter = self._eval_meter = EvalMeter(parts)
         self._eval_wants_logits = not loss_only
-        go_on = self.token_meter.pause()
         try:
-            with self.paths.evaluating(dataloader.dataset):
+            with self.paths.evaluating(dataloader.dataset), self.token_meter.times.left_out():
                 output = super().evaluation_loop(*arguments)
         finally:
             self._eval_meter = None
-            go_on()
         metrics = cast(dict[str, Any], output.metrics)
-        metrics[f"{metric_key_prefix}_loss"] = meter.mean(self._sum_over_ranks)
-        for part, mean in meter.by_part(self._sum_over_ranks).items():
-            metrics[f"{metric_key_prefix}_{part}_loss"] = mean
+        means = meter.means(self.sum_over_ranks)
+        means |= {f"{part}_loss": mean for part, mean in meter.loss_by_part(self.sum_over_ranks).items()}
+        metrics.update({f"{metric_key_prefix}_{name}": mean for name, mean in means.items()})
         return output
 
     # ---- Logs, cost, saving ------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds token counters, speed and non-finite updates to each training entry; one reduction per log event."""
+        """Adds scores, counters, speed and non-finite updates to each training entry."""
         if self._trains_tokens and "loss" in logs:
-            logs.update(self.token_meter.log_entry(self._sum_over_ranks))
-            bad = self.token_meter.nonfinite_updates(self._sum_over_ranks)
-            last = self.state.global_step - 1
-            if not self.args.fp16 and not math.isfinite(logs.get("grad_norm", 0.0)):  # fp16's scaler skips those
-                bad.setdefault(last, float(logs["loss"]))
-            if bad:
-                entries = [{"step": u + 1, "loss": loss, "rows": self.rows_of_update(u)} for u, loss in bad.items()]
-                cast(dict[str, Any], logs)["nonfinite"] = entries
+            add_to_log(self, cast(dict[str, Any], logs))
         super().log(logs, start_time)
 
     def rows_of_update(self, update: int) -> list[int]:
@@ -269,8 +275,10 @@ class SFTTrainer(Trainer):
         return 6 * int(inputs["input_ids"].numel()) * self._flop_parameters
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As Trainer's, plus the generation config beside an adapter: without it generation would not stop."""
+        """As Trainer's, plus what an adapter needs beside it: its base's fingerprint, and the generation config."""
         super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            complete_adapter(self.paths.unwrapped(), output_dir or self.args.output_dir, portable=not _internal_call)
         config = getattr(self.base_model(), "generation_config", None)
         if self.args.should_save and isinstance(self.args, SFTArguments) and config is not None:
             config.save_pretrained(output_dir or self.args.output_dir)
@@ -279,8 +287,12 @@ class SFTTrainer(Trainer):
         """The model without its adapter and without the wrappers of the engine."""
         return without_adapter(self.paths.unwrapped())
 
-    def _sum_over_ranks(self, value: Tensor) -> Tensor:
-        return cast(Tensor, self.accelerator.gather(value.to(self.args.device).unsqueeze(0))).sum(0)
+    def sum_over_ranks(self, value: Tensor) -> Tensor:
+        """Of a tensor that every rank has; each row counts once, however many devices share a model."""
+        if self.accelerator.num_processes == 1:
+            return value
+        total = cast(Tensor, self.accelerator.gather(value.to(self.args.device).unsqueeze(0))).sum(0)
+        return total / self.get_tp_size() if total.is_floating_point() else total // self.get_tp_size()
 
 
 def _is_ours(dataset: Any) -> bool:

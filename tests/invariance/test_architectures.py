@@ -26,25 +26,27 @@ def trained(folder: Path, model: Any, **changes: Any) -> SFTTrainer:
     return trainer
 
 
-def plain_step(model: Any, rows: Any) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and weights after one SGD step of rate 1, from the model's own logits, row by row."""
-    total = torch.zeros(())
+def plain_step(model: Any, rows: Any) -> tuple[float, list[float], dict[str, torch.Tensor]]:
+    """NLL, what is optimised where that is more, and weights after one SGD step of rate 1, from the model's own logits, row by row."""
+    total, auxiliary = torch.zeros(()), torch.zeros(())
     for i in range(len(ROWS)):
         batch = PaddedCollator(0)([rows[i]])
         labels = batch.pop("labels")
         outputs = model(**batch, use_cache=False)
         total = total + cross_entropy(outputs.logits[0, :-1].float(), labels[0, 1:], reduction="sum")
         if getattr(outputs, "aux_loss", None) is not None:
-            total = total + 0.5 * outputs.aux_loss * (labels[0, 1:] != -100).sum()
-    (total / 44).backward()
+            auxiliary = auxiliary + 0.5 * outputs.aux_loss * (labels[0, 1:] != -100).sum()
+    objective = (total + auxiliary) / 44
+    objective.backward()
     with torch.no_grad():
         weights = {n: p - p.grad if p.grad is not None else p.clone() for n, p in model.named_parameters()}
-    return total.item() / 44, weights
+    return total.item() / 44, [objective.item()] if auxiliary else [], weights
 
 
 def assert_same_step(trainer: SFTTrainer, reference: Any, rows: Any) -> None:
-    loss, weights = plain_step(reference.train(), rows)
+    loss, objective, weights = plain_step(reference.train(), rows)
     assert logged(trainer, "loss")[0] == pytest.approx(loss, rel=1e-6)
+    assert logged(trainer, "objective") == pytest.approx(objective, rel=1e-6)
     after = dict(trainer.model.named_parameters())  # type: ignore[union-attr]
     assert after.keys() == weights.keys()
     for name, expected in weights.items():
@@ -96,5 +98,5 @@ def test_a_model_that_names_no_head_is_trained_on_all_its_logits(tmp_path: Path)
 
     trainer = trained(tmp_path, Headless(), gradient_accumulation_steps=4, per_device_train_batch_size=1)
     assert trainer.loss_path == "all logits"
-    loss, _ = plain_step(build("Llama"), token_rows(tmp_path))
+    loss, _, _ = plain_step(build("Llama"), token_rows(tmp_path))
     assert logged(trainer, "loss")[0] == pytest.approx(loss, rel=1e-6)
