@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
     from sft_toolkit.args import DistributedArguments
+    from sft_toolkit.training_args import SFTArguments
 
 logger = logging.getLogger(__name__)
 
@@ -100,10 +101,48 @@ def choose_deepspeed_config(distributed: DistributedArguments, env: Mapping[str,
     return None
 
 
+def settings_of(args: SFTArguments, env: Mapping[str, str]) -> dict[str, Any] | None:
+    """The one set of DeepSpeed settings that these arguments run under; None without DeepSpeed.
+
+    Those of the launcher are taken over. Left to accelerate, their "auto" for the weights of ZeRO-3 means that none are
+    saved, and a run ends with exit code 0 and no model.
+
+    Raises:
+        ConfigError: settings from two places, or settings that can't be built or read.
+    """
+    own, launcher = args.deepspeed, launcher_settings(env)
+    if args.zero_stage is not None:
+        built = build_deepspeed_config(args.zero_stage, args.offload_optimizer, args.offload_param, args.nvme_path)
+        # A copy of the arguments (dataclasses.replace, to_dict) brings the dictionary that was built for the first.
+        if own and own != built:
+            raise ConfigError(f"zero_stage: {args.zero_stage} contradicts deepspeed; keep one of them")
+        own = built
+    elif asked := [name for name in ("offload_optimizer", "offload_param", "nvme_path") if getattr(args, name)]:
+        raise ConfigError([f"{name}: needs zero_stage (1, 2 or 3)" for name in asked])
+    if own:
+        own = json.loads(own) if isinstance(own, str) and own.lstrip().startswith("{") else own
+        settings = read_deepspeed_config(own)
+        if launcher is not None and launcher != settings:
+            given = f"zero_stage: {args.zero_stage}" if args.zero_stage is not None else "deepspeed"
+            raise ConfigError(
+                f"{given}: the launcher brings DeepSpeed settings of its own "
+                f"({env.get('ACCELERATE_DEEPSPEED_CONFIG_FILE', 'the accelerate configuration')}); keep one of the two "
+                "(`accelerate launch --use_deepspeed` without a file leaves the choice to the arguments)"
+            )
+        return settings
+    if launcher is None and env.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes", "on", "y", "t"):
+        return build_deepspeed_config(2)  # the stage that a bare `--use_deepspeed` means to accelerate
+    return launcher
+
+
 def launcher_settings(env: Mapping[str, str]) -> dict[str, Any] | None:
     """The DeepSpeed settings that `accelerate launch` itself was given; None where it brings none.
 
-    A bare `--use_deepspeed` brings none. Follows `accelerate.utils.DeepSpeedPlugin`, which reads the same variables.
+    A bare `--use_deepspeed` brings none. Follows `accelerate.utils.DeepSpeedPlugin`, which reads the same variables,
+    but for the weights of ZeRO-3: accelerate saves none unless told to, here they are gathered unless forbidden.
+
+    Raises:
+        ConfigError: see `read_deepspeed_config`.
     """
     file = env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file != "none":
@@ -111,23 +150,27 @@ def launcher_settings(env: Mapping[str, str]) -> dict[str, Any] | None:
     own = ("ZERO_STAGE", "OFFLOAD_OPTIMIZER_DEVICE", "OFFLOAD_PARAM_DEVICE", "ZERO3_SAVE_16BIT_MODEL")
     if not any(f"ACCELERATE_DEEPSPEED_{key}" in env for key in own):
         return None
-    config: dict[str, Any] = {
-        "zero_optimization": {
-            "stage": int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)),
-            "offload_optimizer": {"device": env.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none")},
-            "offload_param": {"device": env.get("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "none")},
-            "stage3_gather_16bit_weights_on_model_save": (
-                env.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "false").lower() == "true"
-            ),
-        },
+    gather = env.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "auto").lower()
+    zero: dict[str, Any] = {
+        "stage": int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2)),
+        "stage3_gather_16bit_weights_on_model_save": gather if gather == "auto" else gather == "true",
     }
-    steps, clipping = (
-        env.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto"),
-        env.get("ACCELERATE_GRADIENT_CLIPPING", "auto"),
+    for part in ("offload_optimizer", "offload_param"):
+        device = env.get(f"ACCELERATE_DEEPSPEED_{part.upper()}_DEVICE", "none")
+        zero[part] = {"device": device}
+        if device == "nvme":
+            zero[part]["nvme_path"] = env.get(f"ACCELERATE_DEEPSPEED_{part.upper()}_NVME_PATH")
+    steps = env.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
+    clipping = env.get("ACCELERATE_GRADIENT_CLIPPING", "auto")
+    return read_deepspeed_config(
+        {
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": int(steps) if steps.isdigit() else "auto",
+            "gradient_clipping": "auto" if clipping == "auto" else float(clipping),
+            "zero_optimization": zero,
+        }
     )
-    config["gradient_accumulation_steps"] = int(steps) if steps.isdigit() else "auto"
-    config["gradient_clipping"] = "auto" if clipping == "auto" else float(clipping)
-    return config
 
 
 def check_settings_in_use(args: TrainingArguments, env: Mapping[str, str], name: str | None = None) -> None:
@@ -139,12 +182,11 @@ def check_settings_in_use(args: TrainingArguments, env: Mapping[str, str], name:
     Raises:
         ConfigError: see `check_deepspeed_config`.
     """
-    if args.deepspeed:
+    launcher = launcher_settings(env)
+    if launcher is not None and args.deepspeed in (None, launcher):
+        check_deepspeed_config(launcher, args, "the DeepSpeed settings of `accelerate launch`")
+    elif args.deepspeed:
         check_deepspeed_config(args.deepspeed, args, name)
-        return
-    settings = launcher_settings(env)
-    if settings is not None:
-        check_deepspeed_config(settings, args, "the DeepSpeed settings of `accelerate launch`")
 
 
 def check_deepspeed_config(
@@ -180,8 +222,8 @@ def check_client_optimizer(optimizer: Any, config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: offload is on, and accelerate would train with DeepSpeed's CPU Adam instead of `optimizer`.
     """
-    if not offloads_optimizer(config) or type(optimizer).__module__.startswith("deepspeed."):
-        return
+    if not offloads_optimizer(config) or type(optimizer).__module__.startswith(("deepspeed.", "accelerate.")):
+        return  # its own, or a stand-in for the one that the JSON describes
     problem = replaced_by_offload(optimizer)
     if problem:
         raise ConfigError(problem)

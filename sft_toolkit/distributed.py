@@ -1,8 +1,8 @@
 """What the launcher really started, and whether it is what was asked for.
 
 The stock stack falls back without a word: one process where two were asked for, DDP where ZeRO was, two ranks that each
-train alone. Here the environment is checked before anything is loaded (`check_launch`), and what was built is compared
-with what was asked for before the first update (`engaged`, `check_engaged`).
+train alone. Here the environment is checked before anything is loaded, for a section `distributed` (`check_launch`) and
+for arguments built in Python (`start_problems`); `engagement.py` compares what was built with what was asked for.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from sft_toolkit.args import DistributedArguments
+from sft_toolkit.args import DistributedArguments, Strategy
 from sft_toolkit.deepspeed_config import (
     STAGE_OF,
     build_deepspeed_config,
+    check_settings_in_use,
     launcher_settings,
     read_deepspeed_config,
 )
@@ -26,7 +26,9 @@ from sft_toolkit.hints import did_you_mean
 from sft_toolkit.launch import Launch, launch_problems, read_launch
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainingArguments
+    from transformers import TrainingArguments
+
+    from sft_toolkit.training_args import SFTArguments
 
 BACKENDS = ["auto", "nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"]
 LAUNCHERS = (
@@ -44,14 +46,25 @@ def check_launch(distributed: DistributedArguments, env: Mapping[str, str]) -> N
     Raises:
         ConfigError: everything that is wrong with the start, each with a way out.
     """
-    problems = list(launch_problems(env))
-    launch = read_launch(env)
-    if launch is not None:
-        problems += _count_problems(distributed, launch)
-        problems += _strategy_problems(distributed, launch, env)
-    problems += _section_problems(distributed, env)
+    launch, strategy = read_launch(env), asked_strategy(distributed, env)
+    problems = [
+        *start_problems(strategy, f"distributed.strategy: {strategy}", env),
+        *([] if launch is None else _count_problems(distributed, launch)),
+        *_section_problems(distributed, env),
+    ]
     if problems:
         raise ConfigError(problems)
+
+
+def start_problems(strategy: str, name: str, env: Mapping[str, str]) -> list[str]:
+    """Why this strategy can't engage in a process that was started like this.
+
+    Args:
+        strategy: one of section `distributed`, "auto" included.
+        name: how the message calls it.
+    """
+    launch = read_launch(env)
+    return [*launch_problems(env), *([] if launch is None else _strategy_problems(strategy, name, launch, env))]
 
 
 def check_section(distributed: DistributedArguments, env: Mapping[str, str]) -> None:
@@ -63,6 +76,20 @@ def check_section(distributed: DistributedArguments, env: Mapping[str, str]) -> 
     problems = list(_section_problems(distributed, env))
     if problems:
         raise ConfigError(problems)
+
+
+def asked_by(args: SFTArguments) -> DistributedArguments:
+    """What arguments built in Python ask for, as a section `distributed`."""
+    if args.deepspeed is None:
+        return DistributedArguments(strategy="fsdp" if args.fsdp else "auto")
+    settings = read_deepspeed_config(args.deepspeed)
+    named = {number: name for name, number in STAGE_OF.items()}
+    strategy = named.get(value_of(settings, "zero_optimization.stage"), "auto")
+    asked = DistributedArguments(strategy=cast(Strategy, strategy))
+    for part in ("offload_optimizer", "offload_param"):
+        device = value_of(settings, f"zero_optimization.{part}.device")
+        setattr(asked, part, False if device in (None, "none") else device)
+    return asked
 
 
 def asked_strategy(distributed: DistributedArguments, env: Mapping[str, str]) -> str:
@@ -85,9 +112,7 @@ def _count_problems(distributed: DistributedArguments, launch: Launch) -> Iterat
         yield f"distributed.num_processes: {asked} asked for, {started} started by {launch.launcher}{hint}"
 
 
-def _strategy_problems(distributed: DistributedArguments, launch: Launch, env: Mapping[str, str]) -> Iterator[str]:
-    strategy = asked_strategy(distributed, env)
-    name = f"distributed.strategy: {strategy}"
+def _strategy_problems(strategy: str, name: str, launch: Launch, env: Mapping[str, str]) -> Iterator[str]:
     if strategy == "none" and launch.world_size > 1:
         yield f"{name} is one process, and {launch.launcher} started {launch.world_size}; take ddp, or start one"
     if strategy not in ("auto", "none") and not launch.launched:
@@ -150,109 +175,44 @@ def _is_true(env: Mapping[str, str], name: str) -> bool:
 # ---- Before the model is loaded: the process group -------------------------------------------------------------------
 
 
+def start_engine(args: SFTArguments, env: Mapping[str, str]) -> None:
+    """Before SFTTrainer loads a model: the checks of a run from YAML for arguments built in Python, then the group.
+
+    Raises:
+        ConfigError: ZeRO without a launcher, settings that can't work or that contradict the arguments.
+    """
+    strategy = asked_by(args).strategy
+    name = f"zero_stage: {args.zero_stage}" if args.zero_stage else f"the strategy of these arguments, {strategy},"
+    problems = start_problems(strategy, name, env)
+    if problems:
+        raise ConfigError(problems)
+    check_settings_in_use(args, env)
+    start_process_group(args)
+
+
 def start_process_group(args: TrainingArguments) -> None:
     """Start the process group that ZeRO-3 needs while `from_pretrained` partitions the weights.
 
-    Without it every rank believes to be alone, loads the whole model, and fails in `train()` on the batch size.
+    Without it every rank believes to be alone, loads the whole model, and fails in `train()` on the batch size
+    ("2 != 1 * 1 * 1").
+
+    Raises:
+        ConfigError: FSDP was asked for on a CPU, where DDP would run in its place.
     """
+    if args.use_cpu and (args.fsdp or _is_true(os.environ, "ACCELERATE_USE_FSDP")):
+        raise ConfigError("fsdp: accelerate has FSDP on accelerators only; take zero3, which runs on a CPU too")
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
     # Reading world_size is what starts accelerate's own group.
     if args.world_size < 1 or not is_deepspeed_zero3_enabled():  # type: ignore[no-untyped-call]
         return
-    import deepspeed
     import torch
+
+    from sft_toolkit.environment import environment_kept
+
+    with environment_kept():
+        import deepspeed
 
     if not deepspeed.comm.is_initialized():
         backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
-
-
-# ---- Before the first update: what was built -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Engagement:
-    """What really runs, read from the prepared objects. Batches count rows (packed: bins), parameters scalars."""
-
-    strategy: str  # none, ddp, zero1, zero2, zero3, fsdp, or dp: one process that drives several GPUs
-    world_size: int
-    local_world_size: int
-    nodes: int
-    device: str
-    precision: str
-    micro_batch: int
-    accumulation: int
-    global_batch: int
-    parameters_total: int
-    parameters_trainable: int
-    offload: dict[str, str] = field(default_factory=dict)  # {"optimizer": "cpu"}; empty without offload
-
-
-def engaged(trainer: Trainer, env: Mapping[str, str] | None = None) -> Engagement:
-    """What really runs; call it once `trainer.model_wrapped` is prepared, from `on_train_begin` on."""
-    from sft_toolkit.engines import count_parameters, offload_of, precision_of, strategy_of
-
-    launch = read_launch(os.environ if env is None else env) or Launch()
-    args, model = trainer.args, trainer.model_wrapped
-    micro = args.per_device_train_batch_size * max(1, args.n_gpu)
-    total, trainable = count_parameters(model)
-    return Engagement(
-        strategy=strategy_of(model),
-        world_size=args.world_size,
-        local_world_size=min(launch.local_world_size, args.world_size),
-        nodes=launch.nodes,
-        device=str(trainer.accelerator.device.type),
-        precision=precision_of(trainer),
-        micro_batch=micro,
-        accumulation=args.gradient_accumulation_steps,
-        global_batch=micro * args.gradient_accumulation_steps * args.world_size,
-        parameters_total=total,
-        parameters_trainable=trainable,
-        offload=offload_of(model),
-    )
-
-
-def check_engaged(asked: DistributedArguments, engaged: Engagement, env: Mapping[str, str] | None = None) -> None:
-    """Refuse to train with something else than was asked for.
-
-    Raises:
-        ConfigError: strategy, offload or number of processes differ.
-    """
-    env = os.environ if env is None else env
-    problems, strategy, launch = [], asked_strategy(asked, env), read_launch(env)
-    if launch is not None and launch.world_size != engaged.world_size:
-        problems.append(
-            f"{launch.launcher} started {launch.world_size} processes, but each trains in a group of "
-            f"{engaged.world_size}; on a machine without an accelerator set training.use_cpu: true"
-        )
-    elif asked.num_processes not in (None, engaged.world_size):
-        problems.append(f"distributed.num_processes: {asked.num_processes} asked for, {engaged.world_size} train")
-    if strategy not in ("auto", engaged.strategy):
-        hint = "; accelerate has FSDP on accelerators only" if (strategy, engaged.device) == ("fsdp", "cpu") else ""
-        problems.append(f"distributed.strategy: {strategy} asked for, {engaged.strategy} engaged{hint}")
-    for part, device in (("optimizer", asked.offload_optimizer), ("param", asked.offload_param)):
-        if device and engaged.offload.get(part) != device:
-            found = engaged.offload.get(part, "none")
-            problems.append(f"distributed.offload_{part}: {device} asked for, {found} engaged")
-    if problems:
-        raise ConfigError(problems)
-
-
-def describe(engagement: Engagement) -> str:
-    """The start-up block, for rank 0."""
-    e = engagement
-    processes = (
-        f"{e.world_size} process{'es' if e.world_size > 1 else ''} on {e.nodes} node{'s' if e.nodes > 1 else ''}"
-    )
-    offload = "".join(f", {part} on {device}" for part, device in e.offload.items())
-    share = 100 * e.parameters_trainable / max(1, e.parameters_total)
-    return "\n".join(
-        [
-            f"processes   {processes}, device {e.device}",
-            f"strategy    {e.strategy}{offload}",
-            f"precision   {e.precision}",
-            f"batch       {e.micro_batch} x {e.accumulation} accumulated x {e.world_size} ranks = {e.global_batch}",
-            f"parameters  {e.parameters_total:,}, {e.parameters_trainable:,} trainable ({share:.2f} %)",
-        ]
-    )

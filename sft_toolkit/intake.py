@@ -1,47 +1,54 @@
-"""What a user hands to SFTTrainer -> what Trainer takes: model names, text rows, adapters."""
+"""What a user hands to SFTTrainer -> what Trainer takes: model names and adapters; data sets: see `data_intake`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from sft_toolkit.args import ModelArguments
-from sft_toolkit.data.collate import PackedCollator, PaddedCollator
-from sft_toolkit.data.loading import for_evaluation, for_training, seed_of
-from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset, row_lengths
+from sft_toolkit.distributed import start_engine
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.modules import without_adapter
 from sft_toolkit.training_args import SFTArguments
 
 logger = logging.getLogger(__name__)
 
-TRAIN = "train_dataset"
-TOKEN_COLUMNS = frozenset({"input_ids", "labels", "attention_mask"})
-TEXT_COLUMNS = frozenset({"messages", "conversations", "instruction", "prompt", "text"})
-"""A row with one of these and without `input_ids` is text: it is rendered and tokenised."""
+
+def resolve_tokenizer(model: Any, tokenizer: Any) -> Any:
+    """The tokenizer passed in, or that of a model given by name: rows are read with it before any weight is."""
+    if tokenizer is not None or not isinstance(model, str):
+        return tokenizer
+    from sft_toolkit.model import load_tokenizer
+
+    return load_tokenizer(ModelArguments(name_or_path=model))
 
 
 def resolve_model(model: Any, args: Any, tokenizer: Any, peft_config: Any) -> tuple[Any, Any]:
-    """Load a model given by name, with its tokenizer; make the two agree; wrap the model into its adapter.
+    """Load a model given by name; make it and its tokenizer agree; wrap it into its adapter.
+
+    Args:
+        tokenizer: from `resolve_tokenizer`.
 
     Returns:
-        The model and the tokenizer (the one passed in, where there is one).
+        The model and the tokenizer.
 
     Raises:
-        ConfigError: the tokenizer has ids that a model passed in has no row for.
+        ConfigError: the tokenizer has ids that a model passed in has no row for, or an engine that can't engage.
     """
+    if isinstance(args, SFTArguments):
+        start_engine(args, os.environ)  # ZeRO-3 takes the model apart while it is loaded
     if (isinstance(model, str) or peft_config is not None) and hasattr(args, "seed"):
         set_seed(args.seed)  # as Trainer does before model_init: an adapter starts from random values
     if isinstance(model, str):
-        from sft_toolkit.model import load_model, load_tokenizer
+        from sft_toolkit.model import load_model
 
         source = ModelArguments(name_or_path=model)
-        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(source)
         precision, packing = getattr(args, "mixed_precision", "no"), bool(getattr(args, "packing", False))
         model = load_model(source, trains_all_weights=peft_config is None, precision=precision, packing=packing)
         _agree(model, tokenizer)
@@ -101,47 +108,12 @@ def with_adapter(model_init: Callable[..., Any] | None, peft_config: Any) -> Cal
     return fresh
 
 
-def resolve_dataset(dataset: Any, args: SFTArguments, tokenizer: Any, name: str) -> Any:
-    """Text rows -> tokens; everything else is returned as it is.
+def complete_adapter(model: Any, output_dir: str | None, portable: bool) -> None:
+    """What `lora.portable.finish` adds to an adapter just saved by Trainer; nothing where `model` carries none."""
+    if output_dir is not None and hasattr(model, "peft_config"):
+        from sft_toolkit.lora.portable import finish
 
-    Args:
-        dataset: HF data set, list of mappings or map-style data set; a mapping {name: data set} is resolved per entry.
-
-    Raises:
-        ConfigError: text rows without a tokenizer, or a stream of text rows.
-        DataError: a row that can't be rendered or masked with proof, with its number.
-    """
-    if isinstance(dataset, Mapping):
-        return {key: resolve_dataset(part, args, tokenizer, f"{name}[{key!r}]") for key, part in dataset.items()}
-    columns = _columns(dataset)
-    if "input_ids" in columns:
-        arranged = args.packing or (name == TRAIN and (args.sampler is not None or args.transform is not None))
-        return _as_batches(_checked_tokens(dataset, args), args, name) if arranged and "labels" in columns else dataset
-    if not columns & TEXT_COLUMNS:
-        return dataset
-    if not hasattr(dataset, "__len__"):
-        raise ConfigError(f"{name}: a stream of text rows; only map-style data sets are tokenised by SFTTrainer so far")
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ConfigError(f"{name} holds text rows ({', '.join(sorted(columns))}): pass processing_class=tokenizer")
-    from sft_toolkit.data.prepare import tokenize_rows
-
-    tokens, _ = tokenize_rows(dataset, args, tokenizer, name)
-    return _as_batches(tokens, args, name)
-
-
-def _as_batches(tokens: Dataset, args: SFTArguments, name: str) -> RowsDataset | PackedDataset:
-    return for_training(tokens, args, seed_of(args)) if name == TRAIN else for_evaluation(tokens, args)
-
-
-def collator_for(dataset: Any, tokenizer: Any) -> Any:
-    """The collator of our own layouts, or of plain token rows with labels; None leaves the choice to Trainer."""
-    if isinstance(dataset, PackedDataset):
-        return PackedCollator()
-    if isinstance(dataset, RowsDataset) or _is_token_rows(dataset):
-        pad = getattr(tokenizer, "pad_token_id", None)
-        # Without a tokenizer the pad id is never looked at: padding is masked and carries no label.
-        return PaddedCollator(pad_token_id=0 if pad is None else pad)
-    return None
+        finish(model, Path(output_dir), portable)
 
 
 def refuse_unsupported(args: Any) -> None:
@@ -166,38 +138,3 @@ def refuse_unsupported(args: Any) -> None:
         problems.append("context and sequence parallelism split a row's labels, which this loss can't follow yet")
     if problems:
         raise ConfigError(problems)
-
-
-def _checked_tokens(dataset: Any, args: SFTArguments) -> Dataset:
-    if not isinstance(dataset, Dataset):
-        dataset = Dataset.from_list([dataset[i] for i in range(len(dataset))])
-    if not args.packing:
-        return dataset
-    lengths = row_lengths(dataset)
-    if int(lengths.max(initial=0)) > args.max_length:
-        raise ConfigError(
-            f"packing: the longest of the token rows has {int(lengths.max())} tokens, more than max_length "
-            f"{args.max_length}; token rows are never cut: raise max_length or shorten them"
-        )
-    if "attention_mask" in dataset.column_names and any(0 in row for row in dataset["attention_mask"]):
-        raise ConfigError("packing: the token rows are padded already (attention_mask holds zeros); leave padding out")
-    return dataset
-
-
-def _is_token_rows(dataset: Any) -> bool:
-    """Rows of ids with a label for each: not the one class label of a classifier, nor anything beside text."""
-    if not {"input_ids", "labels"} <= _columns(dataset) <= {*TOKEN_COLUMNS, "row", "source"}:
-        return False
-    first = dataset[0]
-    return hasattr(first["labels"], "__len__") and len(first["labels"]) == len(first["input_ids"])
-
-
-def _columns(dataset: Any) -> set[str]:
-    if dataset is None or isinstance(dataset, RowsDataset | PackedDataset):
-        return set()
-    if getattr(dataset, "column_names", None):
-        return set(dataset.column_names)
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset):
-        first = dataset[0]
-        return {str(key) for key in first} if isinstance(first, Mapping) else set()
-    return set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -53,7 +54,8 @@ def launch_problems(env: Mapping[str, str]) -> Iterator[str]:
     launch = read_launch(env) or Launch()
     if launch.world_size > 1 and _first(env, LOCAL_RANK) is None:
         yield "LOCAL_RANK is not set: accelerate would take every process for the only one; start with torchrun"
-    if launch.world_size > 1:
+    # accelerate takes a LOCAL_RANK for a group of processes, however small.
+    if launch.world_size > 1 or _first(env, LOCAL_RANK) == "LOCAL_RANK":
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not env.get(name) and env.get("WORLD_SIZE"):
                 yield f"{name} is not set, and WORLD_SIZE is {launch.world_size}: the processes can't find one another"
@@ -74,8 +76,10 @@ def _number_problems(env: Mapping[str, str]) -> Iterator[str]:
         if name is not None and not env[name].isdigit():
             yield f"{name}={env[name]} in the environment is no whole number"
             return
-    rank, size = _first(env, RANK), _first(env, WORLD_SIZE)
-    if rank is not None and size is None:
+    rank, size, local = _first(env, RANK), _first(env, WORLD_SIZE), _first(env, LOCAL_RANK)
+    if local is not None and rank is None:
+        yield f"{local}={env[local]} is set and RANK is not; start with torchrun or accelerate launch, or unset it"
+    elif rank is not None and size is None:
         yield f"{rank}={env[rank]} is set and WORLD_SIZE is not; start with torchrun or accelerate launch, or unset it"
     elif rank is None and size is not None and int(env[size]) > 1:
         yield f"{size}={env[size]} is set and RANK is not; start with torchrun or accelerate launch, or unset it"
@@ -90,12 +94,19 @@ def _port_problems(env: Mapping[str, str], launch: Launch) -> Iterator[str]:
     local = address in ("localhost", "127.0.0.1", "::1", socket.gethostname())
     if launch.world_size == 1 or launch.rank != 0 or agent_listens or not local or not port.isdigit():
         return
+    if _group_is_started():
+        return  # a second run in this process: it is our own rank 0 that listens
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", int(port)))
         except (OSError, OverflowError) as error:
             yield f"MASTER_PORT={port}: rank 0 can't listen there ({error}); take another port for all ranks"
+
+
+def _group_is_started() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _launcher(env: Mapping[str, str]) -> str:
@@ -107,7 +118,8 @@ def _launcher(env: Mapping[str, str]) -> str:
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if env.get(name)), None)
+    """The name that is set; LOCAL_RANK=-1 is how old scripts say that there is no launcher."""
+    return next((name for name in names if env.get(name) and (name != "LOCAL_RANK" or env[name] != "-1")), None)
 
 
 def _number(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:

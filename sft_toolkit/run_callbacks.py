@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +12,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from sft_toolkit.callbacks.manifest import ManifestCallback
 from sft_toolkit.config import RunConfig
-from sft_toolkit.distributed import check_engaged, describe, engaged
+from sft_toolkit.engagement import check_engaged, describe, engaged
 from sft_toolkit.registry import build
 from sft_toolkit.run_files import facts
 
@@ -31,7 +31,14 @@ class RunCallbacks:
     manifest before it is written.
     """
 
-    def __init__(self, config: RunConfig, args: SFTArguments, tokenizer: Any, prepared: Prepared) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        args: SFTArguments,
+        tokenizer: Any,
+        prepared: Prepared,
+        users: Sequence[TrainerCallback] = (),
+    ) -> None:
         options = {entry.name: entry.options for entry in config.callbacks}
         self.interrupt = build("callback", "interrupt", options.pop("interrupt", {}))
         manifest = {"info": facts() | _data_facts(args, prepared), "interrupted": self._interrupted, "finish": False}
@@ -45,7 +52,6 @@ class RunCallbacks:
             build("callback", "health", health | options.pop("health", {})),
         ]
         complete = build("callback", "complete", options.pop("complete", {}))
-        users = [build("callback", name, given) for name, given in options.items()]
         self._others += [*users, complete]  # the marker comes last: it says that everything else is written
         self._engagement = _Engagement(config, self.manifest)
 

@@ -5,15 +5,17 @@ Where a default differs from that of transformers, the field or the method that 
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
 from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from sft_toolkit.args import (
     TRAINING_LIMITS,
@@ -24,7 +26,8 @@ from sft_toolkit.args import (
     field_names,
     knob,
 )
-from sft_toolkit.deepspeed_config import build_deepspeed_config, choose_deepspeed_config, read_deepspeed_config
+from sft_toolkit.deepspeed_config import choose_deepspeed_config, read_deepspeed_config, settings_of
+from sft_toolkit.environment import environment_kept, without_variable
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.limits import beyond, problems_in
 from sft_toolkit.precision import choose, current_device
@@ -49,6 +52,8 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
         ValueError: what TrainingArguments itself refuses.
     """
 
+    _announces: ClassVar[bool] = True
+
     # None is "not given": an explicit false asks for fp32, and must not be overruled by precision: auto.
     bf16: bool = field(default=None, metadata={"help": "Mixed precision in bf16; see precision."})  # type: ignore[assignment]
     fp16: bool = field(default=None, metadata={"help": "Mixed precision in fp16; see precision."})  # type: ignore[assignment]
@@ -63,13 +68,35 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
     nvme_path: str | None = knob(None, "Folder on a local NVMe disk, for offload to nvme.")
 
     def __post_init__(self) -> None:
+        self._settle()
+        # transformers and accelerate leave variables that would turn the next run of this process into one of ours;
+        # accelerate refuses the fields of its own file beside settings, and those fields are in `deepspeed` by now.
+        with environment_kept(), without_variable("ACCELERATE_CONFIG_DS_FIELDS"):
+            super().__post_init__()  # type: ignore[no-untyped-call]
+        self._check_world()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Trainer pickles its arguments into every checkpoint (training_args.bin): no secret may lie there.
+        return {**self.__dict__, "hub_token": None}
+
+    def __copy__(self) -> SFTArguments:
+        return self._twin(dict(self.__dict__))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SFTArguments:
+        return self._twin(copy.deepcopy(self.__dict__, memo))
+
+    def _twin(self, values: dict[str, Any]) -> SFTArguments:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(values)
+        return twin
+
+    def _settle(self) -> None:
+        """What this class decides, before TrainingArguments starts devices and the process group."""
         self._check_values()
         self._use_what_is_there()
         self._checkpoint_activations()
-        self._build_deepspeed()
+        self._choose_engine()
         self._compute_accumulation()
-        super().__post_init__()  # type: ignore[no-untyped-call]
-        self._check_world()
 
     def _check_values(self) -> None:
         problems = problems_in(self, TrainingExtras, PreparationArguments)
@@ -86,13 +113,13 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
         # Without use_cpu on a machine that has only a CPU, each of several ranks believes that it is alone.
         device = current_device(self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in _TRUE)
         self.use_cpu = device.kind == "cpu"
-        if self.use_cpu and _processes_started() == 1:
+        if self.use_cpu and processes_started() == 1:
             # Accelerate takes a named backend on the CPU for a group, and fails where none was started.
             self.ddp_backend = None
         launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         choice = choose(self.precision, self.bf16, self.fp16, launcher, device)
         self.precision, self.bf16, self.fp16 = choice.name, choice.name == "bf16", choice.name == "fp16"
-        if os.environ.get("RANK", "0") == "0":
+        if self._announces and os.environ.get("RANK", "0") == "0":
             level = logging.WARNING if choice.is_notice else logging.INFO
             logger.log(level, "precision: %s (%s)", choice.name, choice.reason)
 
@@ -108,17 +135,11 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
         if given and isinstance(options, dict):
             self.activation_checkpointing_kwargs = {"use_reentrant": False, **options}
 
-    def _build_deepspeed(self) -> None:
-        if self.zero_stage is None:
-            asked = [name for name in ("offload_optimizer", "offload_param", "nvme_path") if getattr(self, name)]
-            if asked:
-                raise ConfigError([f"{name}: needs zero_stage (1, 2 or 3)" for name in asked])
-            return
-        built = build_deepspeed_config(self.zero_stage, self.offload_optimizer, self.offload_param, self.nvme_path)
-        # A copy of the arguments (dataclasses.replace, to_dict) brings the dictionary that was built for the first.
-        if self.deepspeed and self.deepspeed != built:
-            raise ConfigError(f"zero_stage: {self.zero_stage} contradicts deepspeed; keep one of them")
-        self.deepspeed = built
+    def _choose_engine(self) -> None:
+        self.deepspeed = settings_of(self, os.environ)
+        if self.deepspeed is None:
+            # Arguments of an earlier ZeRO-3 run that are still alive would take the next model apart as well.
+            unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
 
     def _compute_accumulation(self) -> None:
         if self.global_batch_size is None:
@@ -138,7 +159,7 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
     def _expected_replicas(self) -> int:
         """Copies of the model that see different rows; asked before the process group starts, since DeepSpeed's
         settings hold the product."""
-        started = _processes_started()
+        started = processes_started()
         if started == 1 and not self.use_cpu and not self.deepspeed:
             # One process that sees several GPUs feeds them all (DataParallel).
             started = max(1, torch.cuda.device_count())
@@ -159,11 +180,14 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
             )
 
 
-def _processes_started() -> int:
+def processes_started() -> int:
     """The world size by the group that exists, else by what the launcher says."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
-    return next((int(os.environ[name]) for name in _WORLD_SIZE if os.environ.get(name)), 1)
+    name = next((name for name in _WORLD_SIZE if os.environ.get(name)), None)
+    if name is not None and not os.environ[name].isdigit():
+        raise ConfigError(f"{name}={os.environ[name]} in the environment is no whole number")
+    return 1 if name is None else int(os.environ[name])
 
 
 def accumulation_steps(global_batch_size: int, per_device: int, replicas: int) -> int:
@@ -185,8 +209,19 @@ def accumulation_steps(global_batch_size: int, per_device: int, replicas: int) -
     )
 
 
-def arguments_from(training: dict[str, Any], data: DataArguments, distributed: DistributedArguments) -> SFTArguments:
-    """The sections of a configuration as SFTArguments; starts the process group, as TrainingArguments does.
+Arguments = TypeVar("Arguments", bound=SFTArguments)
+
+
+def arguments_from(
+    training: dict[str, Any],
+    data: DataArguments,
+    distributed: DistributedArguments,
+    kind: type[Arguments] = SFTArguments,  # type: ignore[assignment]
+) -> Arguments:
+    """The sections of a configuration as arguments; SFTArguments starts the process group, as TrainingArguments does.
+
+    Args:
+        kind: the class to build.
 
     Raises:
         ConfigError: what SFTArguments or TrainingArguments refuse.
@@ -196,7 +231,7 @@ def arguments_from(training: dict[str, Any], data: DataArguments, distributed: D
     if data.eval or data.val_split:
         values.setdefault("eval_strategy", "epoch")  # transformers' "no" would leave the held-out rows unread
     try:
-        args = SFTArguments(**values)
+        args = kind(**values)
     except ConfigError as error:
         raise ConfigError([f"training.{problem}" for problem in error.problems]) from error
     except (ValueError, TypeError, NotImplementedError, OSError) as error:
@@ -204,7 +239,9 @@ def arguments_from(training: dict[str, Any], data: DataArguments, distributed: D
         reason = re.sub(
             r"\w+Strategy\.([A-Z_]+)", lambda name: name[1].lower(), re.sub(r"--([a-z])", r"\1", str(error))
         )
-        raise ConfigError(f"training: {reason}") from error
+        named = [name for name in re.findall(r"\w+", reason) if name in values]
+        key = f"training.{named[0]}" if named else "training"
+        raise ConfigError(f"{key}: {' '.join(reason.split())}") from error
     steps = training.get("gradient_accumulation_steps", args.gradient_accumulation_steps)
     if steps != args.gradient_accumulation_steps:
         raise ConfigError(

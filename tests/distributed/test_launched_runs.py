@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.distributed.launch import ROOT, Finished, accelerate, build_operators, launch, torchrun
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -54,6 +55,11 @@ def test_accelerate_that_starts_one_process_for_two(run_file: Path) -> None:
     assert not (run_file.parent / "out").exists()
 
 
+def test_fsdp_on_a_cpu_is_refused_before_the_model_loads(run_file: Path) -> None:
+    finished = launch(torchrun("train.py", "--config", run_file, "distributed.strategy=fsdp"))
+    assert refused(finished, run_file).startswith("fsdp: accelerate has FSDP on accelerators only; take zero3")
+
+
 def test_fewer_processes_than_asked_for(run_file: Path) -> None:
     finished = launch(torchrun("train.py", "--config", run_file, "distributed.num_processes=4"))
     said = refused(finished, run_file)
@@ -84,6 +90,34 @@ def test_two_sources_of_deepspeed_settings(run_file: Path) -> None:
     assert said.startswith(
         "distributed.deepspeed: configs/ds_zero3.json, and the launcher brings DeepSpeed settings of its own "
         "(configs/ds_zero2.json); keep one of the two"
+    )
+
+
+def test_a_launchers_zero3_that_says_nothing_of_the_weights_saves_them_whole(run_file: Path) -> None:
+    build_operators()
+    settings, file = run_file.parent / "ds.json", run_file.parent / "accelerate.yaml"
+    settings.write_text('{"train_batch_size": "auto", "zero_optimization": {"stage": 3}}', encoding="utf-8")
+    deepspeed = {"deepspeed_config_file": str(settings)}
+    launcher = {"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed, "num_machines": 1, "num_processes": 2}
+    file.write_text(json.dumps(launcher), encoding="utf-8")
+    command = accelerate("--config_file", file, "train.py", "--config", run_file, "training.save_strategy=steps")
+    finished = launch([*command, "training.save_steps=2"], timeout=180)
+    assert finished.code == 0, finished.tail()
+    out = run_file.parent / "out"
+    shapes = {name: weight.shape for name, weight in tiny_model().state_dict().items()}
+    for folder in ("checkpoint-2", "final"):
+        assert {name: t.shape for name, t in load_file(out / folder / "model.safetensors").items()} == shapes
+    manifest = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    assert manifest["engaged"]["strategy"] == "zero3"
+    assert "FutureWarning" not in finished.stderr
+
+
+def test_a_launchers_zero3_that_forbids_the_weights_is_refused(run_file: Path) -> None:
+    fields = ("--zero_stage", "3", "--zero3_save_16bit_model", "false")
+    finished = launch(accelerate("--use_deepspeed", "--num_processes", "2", *fields, "train.py", "--config", run_file))
+    assert refused(finished, run_file).startswith(
+        "the DeepSpeed settings of `accelerate launch`: zero_optimization.stage3_gather_16bit_weights_on_model_save: "
+        "without it ZeRO-3 saves no weights that load without DeepSpeed; write true"
     )
 
 

@@ -49,7 +49,8 @@ def train(
     from sft_toolkit import SFTArguments, SFTTrainer
     from sft_toolkit.args import DistributedArguments
     from sft_toolkit.deepspeed_config import check_settings_in_use, choose_deepspeed_config
-    from sft_toolkit.distributed import check_engaged, check_launch, describe, engaged, start_process_group
+    from sft_toolkit.distributed import check_launch, start_process_group
+    from sft_toolkit.engagement import check_engaged, describe, engaged
     from tests.tiny import tiny_tokenizer
     from tests.training import lora, rows_with_labels, sgd_arguments
 

@@ -241,11 +241,19 @@ def test_the_launchers_settings(tmp_path: Path) -> None:
             "stage": 3,
             "offload_optimizer": {"device": "cpu"},
             "offload_param": {"device": "none"},
-            GATHER: False,
+            GATHER: True,
         },
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": 4,
         "gradient_clipping": "auto",
     }
+    for said, gathers in (("true", True), ("false", False)):
+        settings: Any = launcher_settings({**fields, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": said})
+        assert settings["zero_optimization"][GATHER] is gathers
+    prefix = "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM"
+    settings = launcher_settings({**fields, f"{prefix}_DEVICE": "nvme", f"{prefix}_NVME_PATH": "/d"})
+    assert settings["zero_optimization"]["offload_param"] == {"device": "nvme", "nvme_path": "/d"}
 
 
 def test_the_settings_in_use_are_checked_under_their_name(tmp_path: Path) -> None:

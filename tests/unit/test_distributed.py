@@ -10,15 +10,8 @@ import pytest
 import torch
 
 from sft_toolkit.args import DistributedArguments
-from sft_toolkit.distributed import (
-    Engagement,
-    asked_strategy,
-    check_engaged,
-    check_launch,
-    check_section,
-    describe,
-    engaged,
-)
+from sft_toolkit.distributed import asked_strategy, check_launch, check_section
+from sft_toolkit.engagement import Engagement, check_engaged, describe, engaged
 from sft_toolkit.engines import count_parameters, offload_of, strategy_of
 from sft_toolkit.errors import ConfigError
 
