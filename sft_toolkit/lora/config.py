@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from sft_toolkit.args import LoraArguments
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
+from sft_toolkit.lora.checks import refuse_loftq_without_its_packages
 from sft_toolkit.lora.embedding import is_tied, tables
 from sft_toolkit.lora.targets import check_names, resolve_targets
 
@@ -23,11 +25,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dora": {"use_dora": True},
     "pissa": {"init_lora_weights": "pissa"},
     "olora": {"init_lora_weights": "olora"},
+    "loftq": {"init_lora_weights": "loftq"},
 }
 """What each `variant` sets in peft's configuration."""
 
+LOFTQ = {"loftq_bits": 4, "loftq_iter": 1}
+"""peft's own defaults, which it only knows for a `LoftQConfig`, while a file holds a mapping."""
+
 OURS = {"lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets"}
 """Fields of peft that the section spells in its own way: {theirs: ours}."""
+
+THEIRS = {ours: theirs for theirs, ours in OURS.items()}
 
 
 def to_peft(args: LoraArguments, model: nn.Module) -> LoraConfig:
@@ -55,17 +63,37 @@ def to_peft(args: LoraArguments, model: nn.Module) -> LoraConfig:
         **VARIANTS[args.variant],
         **args.extra,
     }
+    if values.get("init_lora_weights") == "loftq":
+        refuse_loftq_without_its_packages()
+        values["loftq_config"] = {**LOFTQ, **(args.extra.get("loftq_config") or {})}
     try:
         return LoraConfig(**values)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"lora: {error}") from error
 
 
-def check_continues(args: LoraArguments, saved: LoraConfig, model: nn.Module) -> None:
+def check_fields(args: LoraArguments) -> None:
+    """What can be said of the section without a model.
+
+    Raises:
+        ConfigError: as `to_peft`, names of modules apart.
+    """
+    _check_extra(args)
+    values = {"target_modules": ["q_proj"], "r": args.r or DEFAULT_RANK, **VARIANTS[args.variant], **args.extra}
+    try:
+        LoraConfig(**values)
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        raise ConfigError(f"lora: {error}") from error
+
+
+def check_continues(args: LoraArguments, saved: LoraConfig, model: nn.Module, began: Mapping[str, Any]) -> None:
     """Raise ConfigError where the section asks for another adapter than the saved one.
 
     A key left at its default asks for nothing: `r: null`, `alpha: null`, `targets: auto`, `variant: lora`, an empty
     `modules_to_save`. Dropout is no part of the weights, so it may differ.
+
+    Args:
+        began: peft's settings as they were before saving made plain LoRA of the adapter; they may be asked for too.
     """
     _check_extra(args)
     asked: dict[str, tuple[Any, Any]] = {}
@@ -82,7 +110,7 @@ def check_continues(args: LoraArguments, saved: LoraConfig, model: nn.Module) ->
     problems = [
         f"lora.{name}: asked for {wanted}, but '{args.adapter}' was saved with {held}; leave the key out to continue it"
         for name, (wanted, held) in asked.items()
-        if _comparable(wanted) != _comparable(held)
+        if _comparable(wanted) not in (_comparable(held), _comparable(began.get(THEIRS.get(name, name), held)))
     ]
     if problems:
         raise ConfigError(problems)

@@ -9,13 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    PeftModel,
+    PromptLearningConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
 from torch import nn
 
 from sft_toolkit.args import LoraArguments
 from sft_toolkit.errors import ConfigError
+from sft_toolkit.lora import origin
+from sft_toolkit.lora.checks import check_config, warn_of_large_ranks
 from sft_toolkit.lora.config import check_continues, to_peft
 from sft_toolkit.lora.embedding import grow_table, is_tied, names_a_table, tables
+from sft_toolkit.lora.origin import check_base
+from sft_toolkit.lora.portable import on_plain_base, start_of, takes_from_base
 from sft_toolkit.lora.saved import adapter_folder, read_config, tensor_shapes
 from sft_toolkit.lora.targets import check_names, resolve_targets, summary
 from sft_toolkit.model_source import first_mismatch
@@ -44,11 +57,19 @@ def inject(model: Any, lora: LoraArguments | PeftConfig, new_token_ids: Sequence
         raise ConfigError(
             "the model carries an adapter already: pass it alone, or its base with the adapter's configuration"
         )
+    base = origin.of_model(model)
     if isinstance(lora, LoraArguments) and lora.adapter:
-        wrapped = _continue(model, lora, adapter_folder(lora.adapter))
+        base.started_from = began = _began(adapter_folder(lora.adapter))
+        wrapped = _continue(model, lora, adapter_folder(lora.adapter), began)
     else:
         config = to_peft(lora, model) if isinstance(lora, LoraArguments) else deepcopy(lora)
+        if base.revision and not config.revision:
+            config.revision = base.revision
         wrapped = _start(model, _with_new_tokens(model, config, new_token_ids))
+        if takes_from_base(config):
+            base.start = start_of(wrapped)
+        warn_of_large_ranks(wrapped)
+    origin.remember(wrapped, base)
     _train_in_fp32(wrapped)
     if hasattr(model, "enable_input_require_grads"):
         # The embedding is frozen: without this, reentrant checkpointing finds no input to differentiate by.
@@ -70,6 +91,7 @@ def _start(model: Any, config: PeftConfig) -> PeftModel:
     if isinstance(targets, (list, set, tuple)) and targets:
         resolve_targets(model, sorted(targets), key="target_modules")
     check_names(model, getattr(config, "modules_to_save", None) or (), "modules_to_save")
+    check_config(model, config)
     try:
         return get_peft_model(model, config)
     except ValueError as error:
@@ -91,17 +113,34 @@ def _with_new_tokens(model: Any, config: PeftConfig, ids: Sequence[int]) -> Peft
     return config
 
 
-def _continue(model: Any, args: LoraArguments, folder: Path) -> PeftModel:
-    config = read_config(folder)
-    if isinstance(config, LoraConfig):
-        check_continues(args, config, model)
-        if args.dropout:
-            config.lora_dropout = args.dropout
-    shapes = tensor_shapes(folder)
+def _began(folder: Path) -> dict[str, Any]:
+    saved = origin.read(folder)
+    return {} if saved is None else saved.started_from
+
+
+def _continue(model: Any, args: LoraArguments, folder: Path, began: dict[str, Any]) -> PeftModel:
+    force = None if args.allow_other_base else "lora.allow_other_base: true"
+    check_base(folder, model, "lora.adapter", force)
+    if isinstance(config := read_config(folder), LoraConfig):
+        check_continues(args, config, model, began)
+    with on_plain_base(folder) as plain:
+        return _load(model, args, folder, plain)
+
+
+def _load(model: Any, args: LoraArguments, folder: Path, plain: Path) -> PeftModel:
+    config = read_config(plain)
+    if isinstance(config, LoraConfig) and args.dropout:
+        config.lora_dropout = args.dropout
+    shapes = tensor_shapes(plain)
     grow_table(model, config, shapes)
     in_table = names_a_table(model)
     try:
-        wrapped = PeftModel.from_pretrained(model, str(folder), is_trainable=True, config=config)
+        if isinstance(config, PromptLearningConfig):  # peft loads these for inference only
+            config.inference_mode = False
+            wrapped = get_peft_model(model, config)
+            set_peft_model_state_dict(wrapped, load_peft_weights(str(plain), device="cpu"))
+        else:
+            wrapped = PeftModel.from_pretrained(model, str(plain), is_trainable=True, config=config)
     except (RuntimeError, ValueError) as error:
         reason = first_mismatch(error) or str(error)
         raise ConfigError(f"lora.adapter: '{folder}' does not fit {type(model).__name__}: {reason}") from error

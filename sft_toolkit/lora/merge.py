@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -33,8 +33,10 @@ from transformers import (
 from sft_toolkit.args import ModelArguments
 from sft_toolkit.errors import CheckpointError, ConfigError
 from sft_toolkit.gguf import forget_gguf, only_gguf, unpacked
-from sft_toolkit.lora.embedding import grow_table, table_rows, tables
-from sft_toolkit.lora.saved import adapter_folder, read_config, tensor_shapes
+from sft_toolkit.lora.embedding import table_rows, tables
+from sft_toolkit.lora.origin import check_base
+from sft_toolkit.lora.saved import adapter_folder, read_config
+from sft_toolkit.lora.several import check_weights, put_on
 from sft_toolkit.model_source import in_plain_words, source_of
 
 logger = logging.getLogger(__name__)
@@ -65,34 +67,41 @@ class MergeReport:
 
 
 def merge(
-    adapter_dir: str | Path,
+    adapter_dir: str | Path | Sequence[str | Path],
     output_dir: str | Path,
     dtype: str | None = None,
     base: str | PreTrainedModel | None = None,
     *,
+    weights: Sequence[float] = (),
+    allow_other_base: bool = False,
     trust_remote_code: bool = False,
 ) -> MergeReport:
     """Merge a saved adapter into its base and write a plain model folder with tokenizer and generation config.
 
     Args:
+        adapter_dir: a folder, or several of LoRA adapters of one base: base + sum of weight x update. Tokenizer and
+            generation config are those of the first.
         output_dir: new, empty, or the result of an earlier merge, which is replaced.
         dtype: float32, bfloat16 or float16; default: the dtype the base is stored in.
         base: folder or hub id (also a folder with one GGUF), or a loaded model, which is used up; default: the base
             that the adapter names.
+        weights: one for each adapter; default 1.
+        allow_other_base: merge also where the base is not the one that the adapter was trained on.
 
     Raises:
         ConfigError: adapter, base or output folder can't be used.
         CheckpointError: the merged folder does not give the logits of base + adapter; nothing is left behind.
     """
-    folder, output = adapter_folder(str(adapter_dir), "--adapter"), _usable_output(Path(output_dir))
-    config = read_config(folder)
+    given = [adapter_dir] if isinstance(adapter_dir, str | Path) else list(adapter_dir)
+    folders, output = [adapter_folder(str(name), "--adapter") for name in given], _usable_output(Path(output_dir))
+    check_weights(folders, weights)
+    folder, config = folders[0], read_config(folders[0])
     name = base if isinstance(base, str) else config.base_model_name_or_path
     model: Any = base if isinstance(base, PreTrainedModel) else _load(name, config.revision, folder, trust_remote_code)
+    for each in folders:
+        check_base(each, model, "--adapter", None if allow_other_base else "--allow-other-base")
     stored = dtype or _name_of(model.config.dtype or model.dtype)
-    model = model.float()
-    grow_table(model, config, tensor_shapes(folder))
-    with in_plain_words(ModelArguments(name_or_path=str(folder)), "adapter", "--adapter"):
-        pair = PeftModel.from_pretrained(model, str(folder), config=config)
+    pair = put_on(model.float(), folders, weights)
     tokenizer = _tokenizer(folder, name, trust_remote_code)
     if (folder / "generation_config.json").is_file():
         pair.get_base_model().generation_config = GenerationConfig.from_pretrained(str(folder))
@@ -126,7 +135,7 @@ def _merge(pair: PeftModel, tokenizer: PreTrainedTokenizerBase | None, output: P
     if not math.isfinite(largest):
         raise CheckpointError("merge: base + adapter give NaN or infinite logits; the adapter is broken")
     _untie_if_adapted(pair.get_base_model())
-    merged = pair.merge_and_unload(safe_merge=True)
+    merged = _merged(pair)
     _compare(expected, _logits(merged, probe), EXACT * largest, "merging changed the model")
     with _partial(output) as partial:
         merged = merged.to(getattr(torch, dtype))
@@ -143,6 +152,16 @@ def _merge(pair: PeftModel, tokenizer: PreTrainedTokenizerBase | None, output: P
         (partial / REPORT).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     logger.info("%s", report)
     return report
+
+
+def _merged(pair: PeftModel) -> Any:
+    kind = type(pair.active_peft_config).__name__
+    if not hasattr(pair.base_model, "merge_and_unload"):
+        raise ConfigError(f"merge: {kind} adds to what the layers compute, so it can't become part of their weights")
+    try:
+        return pair.merge_and_unload(safe_merge=True)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"merge: {kind} can't be merged into this base: {error}") from error
 
 
 def _probe(rows: int) -> torch.Tensor:
@@ -166,14 +185,23 @@ def _compare(expected: torch.Tensor, found: torch.Tensor, tolerance: float, prob
 
 
 def _untie_if_adapted(base: nn.Module) -> None:
-    """Give the head its own weight where an adapter on one of embedding and head would be merged into both."""
+    """Give each adapted layer a weight of its own: the update of one would otherwise be merged into all that share it.
+
+    Head and embedding share one where they are tied; the copies that `layer_replication` makes share all of theirs.
+    """
     layers = list(tables(base).values())
     plain = [layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers]
-    adapted = any(isinstance(layer, BaseTunerLayer) for layer in layers)
-    if adapted and len(plain) == 2 and plain[0].weight is plain[1].weight:
+    adapted = [module for module in base.modules() if isinstance(module, BaseTunerLayer)]
+    if len(plain) == 2 and plain[0].weight is plain[1].weight and any(layer in adapted for layer in layers):
         plain[1].weight = nn.Parameter(plain[1].weight.detach().clone(), requires_grad=False)
         base.config.get_text_config().tie_word_embeddings = False  # type: ignore[union-attr, operator]
         base.config.tie_word_embeddings = False  # type: ignore[union-attr]
+    shared: set[int] = set()
+    for module in base.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in shared and module not in plain:
+                setattr(module, name, nn.Parameter(parameter.detach().clone(), requires_grad=False))
+            shared.add(id(parameter))
 
 
 # ---------------------------------------------------------------- parts

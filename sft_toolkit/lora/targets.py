@@ -67,7 +67,9 @@ def adapted_modules(model: nn.Module) -> dict[str, nn.Module]:
 
     found = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
     # New tokens are trained by a part of the embedding that peft calls token_adapter.
-    return {n.removeprefix("base_model.model.").removesuffix(".token_adapter"): m for n, m in found.items()}
+    names = {n.removeprefix("base_model.model.").removesuffix(".token_adapter"): m for n, m in found.items()}
+    # Each of several `target_parameters` of one module is another wrapper around it.
+    return {name: module for name, module in names.items() if not name.endswith(".base_layer")}
 
 
 def summary(model: nn.Module) -> str:
