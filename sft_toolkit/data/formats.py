@@ -17,6 +17,9 @@ from sft_toolkit.errors import ConfigError, DataError
 from sft_toolkit.hints import did_you_mean
 from sft_toolkit.registry import lookup
 
+RENAMING = "`columns: {ours: theirs}`"
+"""How a user of a YAML gives columns the names of a layout."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -75,7 +78,7 @@ def detect_format(
     expected = "\n".join(f"  {name}: {layout}" for name, layout in LAYOUTS.items())
     raise DataError(
         f"no format fits the columns found: {listed}{_hint(first_rows)}\nformats and their columns:\n{expected}\n"
-        "other names are mapped by `columns: {ours: theirs}`"
+        f"other names are mapped by {RENAMING}"
     )
 
 

@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from sft_toolkit.args import DataArguments, PreparationArguments
 from sft_toolkit.data.cache import cache_key, template_text
 from sft_toolkit.data.carried import Carried
-from sft_toolkit.data.formats import converter
+from sft_toolkit.data.formats import RENAMING, converter
+from sft_toolkit.data.layouts.values import describe as describe_value
 from sft_toolkit.data.mixture import Mixture, concatenated, interleaved
 from sft_toolkit.data.orders import Ordering, ordering_of
 from sft_toolkit.data.plan import PLAN, PackingPlan, plan_packing, to_json
@@ -138,7 +139,10 @@ def tokenize_rows(
         ConfigError, DataError: as `prepare`.
     """
     rows = _reiterable(rows)
-    formats = formats_by_file(_numbered(rows, name), {})
+    try:
+        formats = formats_by_file(_numbered(rows, name), {})
+    except DataError as error:
+        raise DataError(str(error).replace(RENAMING, "dataset.rename_columns({theirs: ours})")) from None
     if not formats:
         raise DataError(nothing_left(name, Tally()))
     reader = SourceTokenizer(
@@ -267,6 +271,6 @@ def _reiterable(rows: Any) -> Any:
 def _numbered(rows: Any, name: str) -> Iterator[RawRow]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
-            raise DataError(f"{name}, row {number}: is a {type(row).__name__}, expected a mapping of column to value")
+            raise DataError(f"{name}, row {number}: is {describe_value(row)}, expected a mapping of column to value")
         # Arrow gives each object of a column the keys of all of them, filled with null.
         yield RawRow(name, number, drop_nulls(dict(row)) if isinstance(rows, Dataset) else dict(row))

@@ -499,7 +499,7 @@ def test_a_transform_of_a_data_set_is_kept() -> None:
 
 
 def test_a_bad_row_in_memory_is_named_by_its_position() -> None:
-    with pytest.raises(DataError, match=r"^eval_dataset, row 2: is a str, expected a mapping of column to value$"):
+    with pytest.raises(DataError, match=r"^eval_dataset, row 2: is text, expected a mapping of column to value$"):
         tokenize_rows([{"messages": chat("a", "b")}, "text"], PreparationArguments(), TOKENIZER, "eval_dataset")
     with pytest.raises(DataError, match=r"^train_dataset, row 1: "):
         tokenize_rows([{"messages": [{"role": "usr", "content": "x"}]}], PreparationArguments(), TOKENIZER)
