@@ -55,7 +55,7 @@ def gguf_folder() -> Path:
 def convert(folder: Path, output: Path) -> None:
     """Write the plain folder beside `output` and rename it, so that a half-written one is never taken for a model."""
     from sft_toolkit.args import ModelArguments
-    from sft_toolkit.checkpoint import mark_complete
+    from sft_toolkit.marker import mark_complete
     from sft_toolkit.model import align, load_model, load_tokenizer
 
     source = ModelArguments(name_or_path=str(folder), gguf_file=GGUF)

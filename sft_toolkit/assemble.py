@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sft_toolkit.checkpoint import check_saved, choose_resume
-from sft_toolkit.config import RunConfig, load_config, resolved_yaml
+from sft_toolkit.checkpoint import choose_resume
+from sft_toolkit.config import RunConfig, load_config
 from sft_toolkit.deepspeed_config import check_settings_in_use
-from sft_toolkit.distributed import check_launch, check_section
-from sft_toolkit.run_files import (
-    already_finished,
-    open_output_dir,
-    refuse_silent_changes,
-    write_configuration,
-    write_report,
-)
+from sft_toolkit.distributed import asked_by, check_launch, check_section, start_problems
+from sft_toolkit.earlier_run import is_repeated, leaves_nothing_to_do, refuse_silent_changes
+from sft_toolkit.errors import ConfigError, TrainingDivergedError
+from sft_toolkit.phases import phase
+from sft_toolkit.run_files import opened_output_dir, write_configuration, write_report
 
 if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
     from sft_toolkit.data.prepare import Prepared
-    from sft_toolkit.data.preview_bins import BinsShown
+    from sft_toolkit.rehearsal import Rehearsal
     from sft_toolkit.run_callbacks import RunCallbacks
     from sft_toolkit.trainer import SFTTrainer
     from sft_toolkit.training_args import SFTArguments
@@ -63,16 +62,6 @@ class RunResult:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Preview:
-    """Rows of `data.preview.records`, the tokenizer that decodes them, a sentence about the end token, packed bins."""
-
-    rows: list[dict[str, Any]]
-    tokenizer: Any
-    verdict: str
-    bins: BinsShown | None = None
-
-
 def run(config: str | Path, overrides: Sequence[str] = ()) -> RunResult:
     """Train from a configuration file; raises the errors of `sft_toolkit.errors`, never exits the process.
 
@@ -87,13 +76,61 @@ def train(config: RunConfig) -> RunResult:
     """Train from a checked configuration; a run that is finished already is left alone."""
     output_dir = Path(config.training["output_dir"])
     check_launch(config.distributed, os.environ)
-    if already_finished(output_dir, config):
+    if is_repeated(output_dir, config):
         return RunResult(output_dir)
+    rehearsal = check_run(config)
+    check_start(rehearsal.args, config, os.environ)
+    if leaves_nothing_to_do(output_dir, config, in_full(config, rehearsal.args)):
+        return RunResult(output_dir)
+    checkpoint = resume_point(config, rehearsal.args)
+    with opened_output_dir(output_dir):
+        with phase("preparing the data"):  # before any process group: slow tokenising can't time out a collective
+            tokenizer, prepared = prepare_data(config)
+            check_evaluation(config, tokenizer, prepared)
+        with phase("loading the model"):
+            trainer, callbacks = assemble(config, tokenizer, prepared, rehearsal.callbacks)
+        return fit(config, trainer, callbacks, checkpoint)
+
+
+def check_run(config: RunConfig) -> Rehearsal:
+    """Everything that can be found without data and model, all at once; what was built for it is kept."""
+    from sft_toolkit.data.prepare import check_options  # seconds of imports, not owed to a typo
+    from sft_toolkit.rehearsal import rehearse, together
+
+    rehearsal: Rehearsal = together(
+        lambda: check_section(config.distributed, os.environ),
+        lambda: check_options(config.data),
+        lambda: rehearse(config),
+    )
+    check_settings_in_use(rehearsal.args, os.environ, config.distributed.deepspeed)
+    for warning in config.warnings:
+        logger.warning("%s", warning)
+    return rehearsal
+
+
+def check_start(args: SFTArguments, config: RunConfig, env: Mapping[str, str]) -> None:
+    """`check_launch` knows section `distributed`; `training.deepspeed` may ask for a strategy too."""
+    if args.deepspeed and config.distributed.strategy == "auto" and config.distributed.deepspeed is None:
+        strategy = asked_by(args).strategy
+        problems = start_problems(strategy, f"training.deepspeed (strategy {strategy})", env)
+        if problems:
+            raise ConfigError(problems)
+
+
+def in_full(config: RunConfig, args: SFTArguments) -> dict[str, Any]:
+    """Section `training` with everything that is left to defaults."""
+    from sft_toolkit.run_args import as_written
+
+    return as_written(args, config.training)
+
+
+def resume_point(config: RunConfig, args: SFTArguments) -> Path | None:
+    """The checkpoint to go on from, once it is clear that this configuration can go on from it."""
+    output_dir = Path(config.training["output_dir"])
     checkpoint = choose_resume(output_dir, config.training.get("resume", "auto"))
-    open_output_dir(output_dir)
-    tokenizer, prepared = prepare_data(config)  # before any process group: slow tokenising can't time out a collective
-    trainer, callbacks = assemble(config, tokenizer, prepared, checkpoint)
-    return fit(config, trainer, callbacks, checkpoint)
+    if checkpoint is not None:
+        refuse_silent_changes(output_dir, config, in_full(config, args), checkpoint)
+    return checkpoint
 
 
 def prepare_data(config: RunConfig) -> tuple[Any, Prepared]:
@@ -105,17 +142,34 @@ def prepare_data(config: RunConfig) -> tuple[Any, Prepared]:
     return tokenizer, prepare(config.data, tokenizer, seed=int(config.training.get("seed", 42)))
 
 
+def check_evaluation(config: RunConfig, tokenizer: Any, prepared: Prepared) -> None:
+    """The metrics can score the held-out answers; found out before a model is loaded."""
+    if config.evaluation.generate:
+        from sft_toolkit.evaluation.score import check_references
+
+        check_references(tokenizer, cast(Any, next(iter(prepared.evals.values()))), config.evaluation)
+
+
 def assemble(
-    config: RunConfig, tokenizer: Any, prepared: Prepared, checkpoint: Path | None = None
+    config: RunConfig,
+    tokenizer: Any,
+    prepared: Prepared,
+    users: Sequence[TrainerCallback] = (),
 ) -> tuple[SFTTrainer, RunCallbacks]:
-    """Arguments, model, adapter, callbacks -> a trainer that is ready to train."""
+    """Arguments, model, adapter, callbacks -> a trainer that is ready to train.
+
+    Args:
+        users: the callbacks of the configuration that are not ours, built.
+    """
     from sft_toolkit.data.loading import for_evaluation, for_training, seed_of
     from sft_toolkit.run_callbacks import RunCallbacks
     from sft_toolkit.trainer import SFTTrainer
 
-    args = resolve_arguments(config, prepared, checkpoint)
+    args = resolve_arguments(config, prepared)
     model = build_model(config, args, tokenizer, prepared)
-    callbacks = RunCallbacks(config, args, tokenizer, prepared)
+    if args.process_index == 0:  # not before the model is there: what is refused until now leaves nothing behind
+        write_down(config, args, prepared)
+    callbacks = RunCallbacks(config, args, tokenizer, prepared, users)
     held_out = {
         name: for_evaluation(tokens, args, prepared.eval_parts.get(name, ())) for name, tokens in prepared.evals.items()
     }
@@ -131,20 +185,34 @@ def assemble(
     return trainer, callbacks
 
 
-def resolve_arguments(config: RunConfig, prepared: Prepared, checkpoint: Path | None) -> SFTArguments:
-    """The arguments that run, compared with those of the checkpoint and written down."""
-    from sft_toolkit.training_args import arguments_from, as_written
+def resolve_arguments(config: RunConfig, prepared: Prepared) -> SFTArguments:
+    """The arguments that run; the process group begins with them."""
+    from sft_toolkit.run_args import arguments_from
 
-    args = arguments_from(config.training, config.data, config.distributed)
+    args: SFTArguments = arguments_from(config.training, config.data, config.distributed)
     check_settings_in_use(args, os.environ, config.distributed.deepspeed)
-    written, output_dir = as_written(args, config.training), Path(config.training["output_dir"])
-    if checkpoint is not None:
-        refuse_silent_changes(output_dir, config, written)
-    if args.process_index == 0:
-        write_configuration(output_dir, config, written)
-        write_report(output_dir, prepared.report)
-        prepared.write_plan(output_dir)
+    refuse_no_updates(args, prepared)
     return args
+
+
+def refuse_no_updates(args: SFTArguments, prepared: Prepared) -> None:
+    """Refuse a run that would end well without one update: every batch is an incomplete one, and those are dropped."""
+    rows = len(cast(Any, prepared.train)) if prepared.plan is None else len(prepared.plan.bins)
+    batch = args.per_device_train_batch_size * args.world_size
+    if args.dataloader_drop_last and rows < batch:
+        what = "rows" if prepared.plan is None else "packed rows"
+        raise ConfigError(
+            f"training.dataloader_drop_last: true leaves nothing to train on: {rows} {what}, and a batch takes {batch} "
+            f"(per_device_train_batch_size {args.per_device_train_batch_size} x {args.world_size} processes)"
+        )
+
+
+def write_down(config: RunConfig, args: SFTArguments, prepared: Prepared) -> None:
+    """Configuration, data report and packing plan of the run into `training.output_dir`."""
+    output_dir = Path(config.training["output_dir"])
+    write_configuration(output_dir, config, in_full(config, args))
+    write_report(output_dir, prepared.report)
+    prepared.write_plan(output_dir)
 
 
 def build_model(config: RunConfig, args: SFTArguments, tokenizer: Any, prepared: Prepared) -> Any:
@@ -175,31 +243,38 @@ def fit(config: RunConfig, trainer: SFTTrainer, callbacks: RunCallbacks, checkpo
     """Train, save what was learned, check that it can be loaded."""
     result = RunResult(Path(config.training["output_dir"]), trainer=trainer)
     with callbacks.recording_failures():
-        output = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        with phase("training"):
+            output = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         result.metrics = output.metrics
         if callbacks.signal_received is not None:
             result.exit_code = 128 + callbacks.signal_received
             return result
-        result.final = save_final(trainer, result.output_dir)
-        if config.lora is not None and config.lora.save_merged:
-            result.merged = save_merged(trainer, result.final, result.output_dir / "merged")
+        with phase("saving the model"):
+            result.final = save_final(trainer, result.output_dir)
+            if config.lora is not None and config.lora.save_merged:
+                result.merged = save_merged(trainer, result.final, result.output_dir / "merged")
         result.scores_before, result.scores_after = callbacks.scores()
         callbacks.manifest.record_exit("finished")
     return result
 
 
 def save_final(trainer: SFTTrainer, output_dir: Path) -> Path:
-    """`final/`: model or adapter, tokenizer, template, generation config; its tensors are opened again and checked."""
-    final = output_dir / "final"
-    trainer.save_model(str(final))
-    if trainer.is_world_process_zero():
-        check_saved(final)
-    return final
+    """`final/`: model or adapter, tokenizer, template, generation config; its tensors are opened again and checked.
+
+    Raises:
+        TrainingDivergedError: the last updates broke the weights.
+    """
+    if not trainer.weights_are_finite():
+        raise TrainingDivergedError(
+            "the weights hold NaN or infinity at the end of training, so final/ is not written; the newest checkpoint "
+            "is from before"
+        )
+    return trainer.save_whole(output_dir / "final")
 
 
 def save_merged(trainer: SFTTrainer, adapter: Path, merged: Path) -> Path:
     """`merged/`: the plain model with the adapter added in, verified by logits on reload."""
-    from sft_toolkit.distributed import engaged
+    from sft_toolkit.engagement import engaged
     from sft_toolkit.lora.merge import merge, merge_live
 
     in_shards = engaged(trainer).strategy in ("zero3", "fsdp")
@@ -208,41 +283,3 @@ def save_merged(trainer: SFTTrainer, adapter: Path, merged: Path) -> Path:
     elif trainer.is_world_process_zero():
         merge_live(trainer.model, cast(Any, trainer.processing_class), merged)
     return merged
-
-
-# ---- What the other commands need ------------------------------------------------------------------------------------
-
-
-def prepare_only(config: str | Path, overrides: Sequence[str] = ()) -> Path:
-    """Build the token cache and write `data_report.json`; returns its path."""
-    checked = load_config(config, overrides)
-    output_dir = Path(checked.training["output_dir"])
-    _, prepared = prepare_data(checked)
-    open_output_dir(output_dir)
-    prepared.write_plan(output_dir)
-    return write_report(output_dir, prepared.report)
-
-
-def preview(config: str | Path, overrides: Sequence[str] = (), rows: int = 3) -> Preview:
-    """The first rows as they are trained, and whether the model will learn to stop."""
-    from sft_toolkit.data.preview import records, stopping
-    from sft_toolkit.data.preview_bins import shown_bins
-
-    tokenizer, prepared = prepare_data(load_config(config, overrides))
-    train = cast(Any, prepared.train)
-    shown = list(records(train, tokenizer, rows))
-    bins = None if prepared.plan is None else shown_bins(prepared.plan, train, rows)
-    return Preview(shown, tokenizer, stopping(train, tokenizer, prepared.end_of_turn), bins)
-
-
-def check(config: str | Path, overrides: Sequence[str] = ()) -> str:
-    """The resolved configuration, after all checks that need no model; raises what is wrong."""
-    checked = load_config(config, overrides)
-    check_section(checked.distributed, os.environ)
-    from sft_toolkit.data.prepare import check_options  # seconds of imports, not owed to a typo
-    from sft_toolkit.training_args import arguments_from, as_written
-
-    check_options(checked.data)
-    args = arguments_from(checked.training, checked.data, checked.distributed)
-    check_settings_in_use(args, os.environ, checked.distributed.deepspeed)
-    return resolved_yaml(checked, as_written(args, checked.training))

@@ -1,24 +1,24 @@
 """Is a checkpoint whole, which one to resume from, and does a saved folder hold what it should?
 
-A checkpoint is whole when its weights, optimizer state and `trainer_state.json` can be read and it carries the
-`COMPLETE` marker, which is written last. Imports no torch: `check` and the tests of a cluster job stay instant.
+A checkpoint is whole when its weights, optimizer state and `trainer_state.json` can be read, its weights are finite and
+all its files are those that its `COMPLETE` marker lists. Imports no torch: `check` and the tests of a cluster job stay
+instant.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from sft_toolkit.errors import CheckpointError, ConfigError
 from sft_toolkit.hints import missing
+from sft_toolkit.marker import MARKER, differences, files_of, unreadable_marker
 from sft_toolkit.weights_file import BadWeightsFile, TensorEntry, count_non_finite, read_header
 
-MARKER = "COMPLETE"
 STATE = "trainer_state.json"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 logger = logging.getLogger(__name__)
@@ -27,41 +27,32 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- whole or not
 
 
-def mark_complete(folder: Path) -> None:
-    """Write the marker: the last file of a checkpoint. It lists the size of every other file, in bytes."""
-    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(_files(folder))}
-    partial = folder / f".{MARKER}.partial"
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump({"files": sizes}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, folder / MARKER)
+def why_incomplete(folder: Path, *, contents: bool = True) -> str | None:
+    """Why a run can't be resumed from this folder, in one line; None when it can.
 
-
-def why_incomplete(folder: Path) -> str | None:
-    """Why a run can't be resumed from this folder, in one line; None when it can."""
-    problems = _broken_parts(folder)
-    if not (folder / MARKER).is_file():
-        problems.append(f"no {MARKER} marker: saving did not come to its end")
+    Args:
+        contents: read every file once, for its checksum, and the weights once more, for NaN: 2 to 4 GB a second from
+            memory, and the files that a resume is about to read anyway. Without it, names, sizes and headers only.
+    """
+    problems = _broken_parts(folder, contents)
+    if folder.is_dir() and (reason := unreadable_marker(folder)):
+        problems.append(reason)
     return "; ".join(problems) or None
 
 
-def _broken_parts(folder: Path) -> list[str]:
+def _broken_parts(folder: Path, contents: bool) -> list[str]:
     if not folder.is_dir():
         return ["not a folder"]
     problems = [*_bad_weights(folder), *_bad_optimizer(folder), *_bad_state(folder)]
     said = " ".join(problems)
-    return problems + [line for line in _shrunk(folder) if line.split(":")[0] not in said]
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and path.name != MARKER and path.name[0] != ".")
+    problems += [line for line in differences(folder, contents=contents) if line.split(":")[0] not in said]
+    return problems or (_not_finite(folder) if contents else [])
 
 
 def _sharded_state(folder: Path) -> list[Path]:
     """Folders in which DeepSpeed (`global_step10`) or FSDP keep weights or optimizer, one file per rank."""
     names = ("global_step*", "pytorch_model_fsdp*", "optimizer_*")
-    return [p for name in names for p in folder.glob(name) if p.is_dir() and any(f.stat().st_size for f in _files(p))]
+    return [p for name in names for p in folder.glob(name) if p.is_dir() and any(f.stat().st_size for f in files_of(p))]
 
 
 def _bad_weights(folder: Path) -> list[str]:
@@ -118,14 +109,14 @@ def _bad_state(folder: Path) -> list[str]:
     return []
 
 
-def _shrunk(folder: Path) -> list[str]:
-    """Files that are smaller than when the marker was written, or gone. Growth is not damage: ranks end apart."""
-    try:
-        sizes: Mapping[str, int] = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    now = {name: (folder / name).stat().st_size if (folder / name).is_file() else 0 for name in sizes}
-    return [f"{name}: {now[name]} of {size} bytes" for name, size in sizes.items() if now[name] < size]
+def _not_finite(folder: Path) -> list[str]:
+    """Weights that hold NaN or infinity: a run that goes on from them has learned nothing and will learn nothing."""
+    return [
+        line
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, entry in read_header(path).items()
+        if entry.elements and (line := _bad_tensor(path, name, entry))
+    ]
 
 
 # ---------------------------------------------------------------- which one to resume from
@@ -135,8 +126,13 @@ def checkpoints(output_dir: Path) -> list[Path]:
     """Folders `checkpoint-N`, the highest N first; anything else is foreign."""
     if not output_dir.is_dir():
         return []
-    found = [(int(m[1]), p) for p in output_dir.iterdir() if (m := CHECKPOINT.fullmatch(p.name)) and p.is_dir()]
-    return [path for _, path in sorted(found, reverse=True)]
+    found = [p for p in output_dir.iterdir() if CHECKPOINT.fullmatch(p.name) and p.is_dir()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    """The N of a folder `checkpoint-N`: how many updates it has behind it."""
+    return int(folder.name.rpartition("-")[2])
 
 
 def newest_good(output_dir: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -148,15 +144,6 @@ def newest_good(output_dir: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
             return folder, skipped
         skipped.append((folder, reason))
     return None, skipped
-
-
-def finished(output_dir: Path) -> bool:
-    """Whether `run.json` says that the run came to its end."""
-    try:
-        manifest = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and manifest.get("exit_state") == "finished"
 
 
 def choose_resume(output_dir: Path, resume: str) -> Path | None:
@@ -208,7 +195,7 @@ def _named(folder: Path) -> Path:
         raise ConfigError(f"training.resume: '{folder}' (auto, never or a checkpoint folder): {missing(str(folder))}")
     if checkpoints(folder) and not (folder / STATE).exists():
         return _newest_or_refuse(folder) or folder
-    problems = _broken_parts(folder)
+    problems = _broken_parts(folder, contents=True)
     if problems:
         raise CheckpointError(f"training.resume: '{folder}' can't be resumed from: {'; '.join(problems)}", exit_code=2)
     if not (folder / MARKER).is_file():

@@ -12,6 +12,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from sft_toolkit.callbacks.manifest import ManifestCallback
 from sft_toolkit.config import RunConfig
+from sft_toolkit.earlier_run import as_asked
 from sft_toolkit.engagement import check_engaged, describe, engaged
 from sft_toolkit.registry import build
 from sft_toolkit.run_files import facts
@@ -41,7 +42,7 @@ class RunCallbacks:
     ) -> None:
         options = {entry.name: entry.options for entry in config.callbacks}
         self.interrupt = build("callback", "interrupt", options.pop("interrupt", {}))
-        manifest = {"info": facts() | _data_facts(args, prepared), "interrupted": self._interrupted, "finish": False}
+        manifest = {"info": facts() | _asked(config, args, prepared), "interrupted": self._interrupted, "finish": False}
         self.manifest: ManifestCallback = build("callback", "manifest", manifest | options.pop("manifest", {}))
         self.samples = self._samples(config, tokenizer, prepared, options.pop("samples", {}))
         health = {"stop_after": args.stop_after_nonfinite}
@@ -84,10 +85,10 @@ class RunCallbacks:
         try:
             yield
         except KeyboardInterrupt:
-            self.manifest.record_exit("interrupted")
+            self.manifest.record_failure("interrupted")
             raise
         except BaseException as error:
-            self.manifest.record_exit("failed", f"{type(error).__name__}: {error}")
+            self.manifest.record_failure("failed", f"{type(error).__name__}: {error}")
             raise
         finally:
             self.interrupt.close()
@@ -134,8 +135,9 @@ class _Engagement(TrainerCallback):
             logger.info("%s", describe(found))
 
 
-def _data_facts(args: SFTArguments, prepared: Prepared) -> dict[str, Any]:
+def _asked(config: RunConfig, args: SFTArguments, prepared: Prepared) -> dict[str, Any]:
     return {
+        "asked_fingerprint": as_asked(config),
         "seed": args.seed,
         "data_seed": args.data_seed,
         "data_fingerprint": prepared.fingerprint,

@@ -1,55 +1,23 @@
-"""The files of a run that are not checkpoints: resolved configuration, data report, manifest facts; what changed."""
+"""The files of a run that are not checkpoints: resolved configuration, data report, manifest facts."""
 
 from __future__ import annotations
 
 import json
-import logging
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-import yaml
-
 from sft_toolkit._version import __version__
-from sft_toolkit.checkpoint import finished
-from sft_toolkit.config import RunConfig, load_config, resolved_yaml
-from sft_toolkit.errors import ConfigError
-
-logger = logging.getLogger(__name__)
+from sft_toolkit.config import RunConfig, resolved_yaml
+from sft_toolkit.errors import ConfigError, DataError
 
 RESOLVED, REPORT = "config.resolved.yaml", "data_report.json"
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets", "deepspeed", "tokenizers", "numpy")
-
-# Keys that a resumed run may change: they steer how long it goes on and what it tells, not the updates already made.
-MAY_CHANGE = (
-    "training.resume",
-    "training.output_dir",
-    "training.max_steps",
-    "training.num_train_epochs",
-    "training.logging_",
-    "training.eval_",
-    "training.save_",
-    "training.load_best_model_at_end",
-    "training.metric_for_best_model",
-    "training.greater_is_better",
-    "training.per_device_eval_batch_size",
-    "training.dataloader_num_workers",
-    "training.stop_after_nonfinite",
-    "training.disable_tqdm",
-    "training.report_to",
-    "training.run_name",
-    "training.push_to_hub",
-    "training.hub_",
-    "data.eval",
-    "data.cache_dir",
-    "lora.save_merged",
-    "callbacks",
-    "evaluation",
-)
 
 
 def open_output_dir(folder: Path) -> None:
@@ -67,21 +35,23 @@ def open_output_dir(folder: Path) -> None:
         probe.flush()
 
 
-def already_finished(output_dir: Path, config: RunConfig) -> bool:
-    """Whether this very run has ended well before: then there is nothing to do, and nothing is rewritten."""
-    stored = output_dir / RESOLVED
-    if config.training.get("resume", "auto") != "auto" or not finished(output_dir) or not stored.is_file():
-        return False
-    before = load_config(stored)
-    asked = {key: value for key, value in config.training.items() if key != "resume"}
-    same_training = all(before.training.get(key) == value for key, value in asked.items())
-    sections = ("model", "data", "lora", "distributed", "callbacks", "evaluation")
-    if not (same_training and all(getattr(before, s) == getattr(config, s) for s in sections)):
-        return False
-    logger.info(
-        "%s: this run is finished; nothing to do (training.resume=never in a new folder starts anew)", output_dir
-    )
-    return True
+@contextmanager
+def opened_output_dir(folder: Path) -> Iterator[None]:
+    """`open_output_dir`; a folder that was made for a run whose configuration or data is wrong is taken away again."""
+    is_new = not folder.exists()
+    open_output_dir(folder)
+    try:
+        yield
+    except (ConfigError, DataError):
+        if is_new:
+            with suppress(OSError):  # not empty: something was written that may be worth keeping
+                folder.rmdir()
+        raise
+
+
+def as_comment(settings: Mapping[str, Any]) -> str:
+    """JSON behind `# `, so that what `check` prints stays one YAML document."""
+    return "".join(f"# {line}\n" for line in json.dumps(settings, indent=2).splitlines())
 
 
 def write_configuration(output_dir: Path, config: RunConfig, training: Mapping[str, Any]) -> None:
@@ -94,35 +64,6 @@ def write_report(output_dir: Path, report: Mapping[str, Any]) -> Path:
     path = output_dir / REPORT
     path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
-
-
-def refuse_silent_changes(output_dir: Path, config: RunConfig, training: Mapping[str, Any]) -> None:
-    """Compare with the configuration that the checkpoint was made under; log what is applied, refuse the rest.
-
-    A checkpoint brings its optimizer and its schedule: a new learning rate beside them would be ignored.
-
-    Raises:
-        ConfigError: every changed key that a resumed run can't apply, with both values.
-    """
-    stored = output_dir / RESOLVED
-    if not stored.is_file():
-        return
-    before = dict(_flat(yaml.safe_load(stored.read_text(encoding="utf-8"))))
-    now = dict(_flat(yaml.safe_load(resolved_yaml(config, training))))
-    changed = {
-        key: (before.get(key), now.get(key)) for key in sorted({*before, *now}) if before.get(key) != now.get(key)
-    }
-    refused = {key: values for key, values in changed.items() if not key.startswith(MAY_CHANGE)}
-    if refused:
-        raise ConfigError(
-            [
-                f"{key}: was {old!r} when the checkpoint was made, is {new!r} now; a resumed run keeps the old value: "
-                "set it back, or start anew in another training.output_dir"
-                for key, (old, new) in refused.items()
-            ]
-        )
-    for key, (old, new) in changed.items():
-        logger.info("resuming with %s: %r instead of %r", key, new, old)
 
 
 def facts() -> dict[str, Any]:
@@ -149,11 +90,3 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from sft_toolkit.callbacks.files import in_output_dir, read_json, write_json
 
+logger = logging.getLogger(__name__)
 FILE_NAME = "run.json"
 ExitState = Literal["running", "finished", "interrupted", "failed"]
 
@@ -73,6 +75,13 @@ class ManifestCallback(TrainerCallback):
             self.record_exit("interrupted")
         else:
             self.record_exit("finished" if self._finish else "running")
+
+    def record_failure(self, exit_state: ExitState, error: str | None = None) -> None:
+        """As `record_exit`, while another exception is on its way, which a full disk must not hide."""
+        try:
+            self.record_exit(exit_state, error)
+        except OSError as unwritable:
+            logger.warning("%s still says that the run goes on: %s", FILE_NAME, unwritable.strerror)
 
     def record_exit(self, exit_state: ExitState, error: str | None = None) -> None:
         """Write the file with this state; nothing where training has not begun or on another process."""

@@ -21,7 +21,7 @@ def test_each_checkpoint_of_a_run_is_marked_and_lists_its_files(tmp_path: Path) 
     for folder in folders:
         files = [path for path in (tmp_path / folder).iterdir() if path.name != "COMPLETE"]
         marked = json.loads((tmp_path / folder / "COMPLETE").read_text())["files"]
-        assert marked == {path.name: path.stat().st_size for path in files}
+        assert {name: entry["bytes"] for name, entry in marked.items()} == {p.name: p.stat().st_size for p in files}
         assert why_incomplete(tmp_path / folder) is None
     assert newest_good(tmp_path) == (tmp_path / "checkpoint-3", [])
 
@@ -60,4 +60,6 @@ def _rank(rank: int, folder: str) -> None:
 def test_the_mark_waits_for_the_files_of_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4").mkdir()
     spawn(_rank, args=(str(tmp_path),), nprocs=2)
-    assert json.loads((tmp_path / "checkpoint-4" / "COMPLETE").read_text())["files"] == {"rng_state_1.pth": 4}
+    assert json.loads((tmp_path / "checkpoint-4" / "COMPLETE").read_text())["files"] == {
+        "rng_state_1.pth": {"bytes": 4, "crc32": "6f2a1f95"}
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,12 +18,11 @@ from sft_toolkit.checkpoint import (
     check_saved,
     checkpoints,
     choose_resume,
-    finished,
-    mark_complete,
     newest_good,
     why_incomplete,
 )
 from sft_toolkit.errors import CheckpointError, ConfigError
+from sft_toolkit.marker import mark_complete, marked_as_it_is
 from sft_toolkit.weights_file import BadWeightsFile, read_header
 
 
@@ -38,14 +38,34 @@ def make(output_dir: Path, step: int, marked: bool = True) -> Path:
     return folder
 
 
-def test_marker_is_written_last_and_lists_sizes(tmp_path: Path) -> None:
+def test_the_marker_lists_size_and_checksum_of_every_file(tmp_path: Path) -> None:
     folder = make(tmp_path, 4)
+    (folder / "global_step4").mkdir()
+    (folder / "global_step4" / "part.pt").write_bytes(b"123456789")
+    mark_complete(folder)
     listed = json.loads((folder / "COMPLETE").read_text())["files"]
-    assert listed == {
-        name: (folder / name).stat().st_size
-        for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
+    names = ["global_step4/part.pt", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"]
+    assert {name: entry["bytes"] for name, entry in listed.items()} == {
+        name: (folder / name).stat().st_size for name in names
     }
+    assert listed["global_step4/part.pt"] == {"bytes": 9, "crc32": "cbf43926"}  # the check value of CRC-32
     assert why_incomplete(folder) is None
+
+
+def test_what_is_added_after_the_marker_is_seen_and_marked_again(tmp_path: Path) -> None:
+    folder = make(tmp_path, 4)
+    for path in folder.iterdir():
+        if path.name != "COMPLETE":
+            os.utime(path, ns=(1, 1))
+    assert marked_as_it_is(folder)
+    (folder / "extra.json").write_text("{}")
+    assert not marked_as_it_is(folder)
+    mark_complete(folder)
+    os.utime(folder / "extra.json", ns=(1, 1))
+    assert marked_as_it_is(folder)
+    (folder / "extra.json").write_text("[]")
+    os.utime(folder / "extra.json", ns=(1 << 62, 1 << 62))
+    assert not marked_as_it_is(folder)
 
 
 Harm = Callable[[Path], object]
@@ -57,6 +77,20 @@ def cut(name: str, keep: int) -> Harm:
 
 def put(name: str, content: bytes) -> Harm:
     return lambda folder: (folder / name).write_bytes(content)
+
+
+def flip(name: str, place: int) -> Harm:
+    def harm(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[place] ^= 4
+        (folder / name).write_bytes(content)
+
+    return harm
+
+
+def not_a_number(folder: Path) -> None:
+    save_file({"w": torch.tensor([[1.0, float("nan"), 2.0], [float("inf"), 0.0, 0.0]])}, folder / "model.safetensors")
+    mark_complete(folder)
 
 
 BROKEN: list[tuple[Harm, str]] = [
@@ -80,6 +114,10 @@ BROKEN: list[tuple[Harm, str]] = [
     (cut("optimizer.pt", 100), "optimizer.pt: is cut or no torch file"),
     (cut("scheduler.pt", 0), "scheduler.pt: is cut or no torch file"),
     (lambda folder: (folder / "COMPLETE").unlink(), "no COMPLETE marker: saving did not come to its end"),
+    (put("COMPLETE", b""), "COMPLETE: is empty or damaged"),
+    (flip("optimizer.pt", 70), "optimizer.pt: its content is not what was saved (CRC-32 differs)"),
+    (flip("model.safetensors", -1), "model.safetensors: its content is not what was saved (CRC-32 differs)"),
+    (not_a_number, "model.safetensors: tensor 'w' holds 2 NaN or infinite numbers"),
 ]
 
 
@@ -103,7 +141,16 @@ def test_a_file_cut_after_the_marker_is_noticed(tmp_path: Path) -> None:
     cut("rng_state.pth", 20)(folder)
     assert why_incomplete(folder) == "rng_state.pth: 20 of 50 bytes"
     put("rng_state.pth", bytes(60))(folder)
+    assert why_incomplete(folder) == "rng_state.pth: 60 of 50 bytes"
+
+
+def test_a_marker_of_the_first_release_lists_sizes_alone(tmp_path: Path) -> None:
+    folder = make(tmp_path, 4)
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.name != "COMPLETE"}
+    (folder / "COMPLETE").write_text(json.dumps({"files": sizes}))
     assert why_incomplete(folder) is None
+    put("scheduler.pt", (folder / "scheduler.pt").read_bytes() + b"x")(folder)
+    assert why_incomplete(folder) == f"scheduler.pt: {sizes['scheduler.pt'] + 1} of {sizes['scheduler.pt']} bytes"
 
 
 def test_a_missing_shard_is_noticed(tmp_path: Path) -> None:
@@ -181,13 +228,6 @@ def test_a_named_folder_that_is_missing_names_its_neighbour(tmp_path: Path) -> N
     with pytest.raises(ConfigError) as caught:
         choose_resume(tmp_path, f"{tmp_path}/checkpoint_400")
     assert f"did you mean '{tmp_path}/checkpoint-400'?" in str(caught.value)
-
-
-def test_finished_reads_the_manifest(tmp_path: Path) -> None:
-    assert finished(tmp_path) is False
-    for text, expected in (('{"exit_state": "running"}', False), ("", False), ('{"exit_state": "finished"}', True)):
-        (tmp_path / "run.json").write_text(text)
-        assert finished(tmp_path) is expected
 
 
 # ---------------------------------------------------------------- after saving
