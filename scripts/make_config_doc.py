@@ -53,7 +53,7 @@ def page() -> str:
 
 def section(title: str, of: type, note: str) -> str:
     """A heading, a sentence, and a row per field."""
-    rows = [f"| `{f.name}` | {kind(f)} | {default(f)} | {meaning(f)} |" for f in ordered(of)]
+    rows = [f"| `{f.name}` | {kind(of, f)} | {default(f)} | {meaning(f)} |" for f in ordered(of)]
     lines = [
         f"## {title}",
         "",
@@ -70,9 +70,10 @@ def ordered(of: type) -> list[Field[Any]]:
     return sorted((f for f in fields(of) if f.name != "extra"), key=lambda f: f.name not in own)
 
 
-def kind(field: Field[Any]) -> str:
+def kind(of: type, field: Field[Any]) -> str:
     """The type as a reader writes it: choices spelled out."""
-    text = str(field.type)
+    # Not field.type, which HfArgumentParser overwrites with a class of its own choice.
+    text = next(str(a[field.name]) for c in of.__mro__ if field.name in (a := inspect.get_annotations(c)))
     if text == "Named":
         return "name or {name: options}"
     choices = getattr(args, text, None)
@@ -96,7 +97,7 @@ def default(field: Field[Any]) -> str:
 
 def meaning(field: Field[Any]) -> str:
     """The help text and the limits."""
-    limits = [f"{name} {field.metadata[name]:g}" for name in ("minimum", "maximum") if name in field.metadata]
+    limits = [f"{name} {field.metadata[name]:g}" for name in ("minimum", "maximum", "below") if name in field.metadata]
     return field.metadata["help"] + (f" ({', '.join(limits)})" if limits else "")
 
 

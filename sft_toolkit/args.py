@@ -1,7 +1,7 @@
-"""Every knob of a run, with its unit and its limits. Imports nothing of ours and no torch.
+"""Every knob of a run, with its unit and its limits. Imports no torch.
 
 One dataclass per YAML section. A field's `metadata["help"]` is its documentation: `docs/config.md`
-is generated from it. Values are checked by `config.py` (from YAML) and by `SFTArguments` (in Python).
+is generated from it. Values are checked by `config.py` (from YAML) and when a section is made (in Python).
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import KeysView
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
+
+from sft_toolkit.errors import ConfigError
+from sft_toolkit.limits import problems_in
 
 if TYPE_CHECKING:
     from sft_toolkit.training_args import SFTArguments as SFTArguments
@@ -40,8 +43,8 @@ class Documentation(dict[str, Any]):
 def knob(default: Any, help: str, **limits: Any) -> Any:
     """A dataclass field with its documentation and limits in the metadata.
 
-    Limits are `minimum` and `maximum`, both inclusive; `required`; and `kind`: the value is a name known to `registry`
-    under that kind, so a registered name or a dotted path stands beside the choices of the type.
+    Limits are `minimum` and `maximum`, both inclusive; `below`, exclusive; `required`; and `kind`: the value is a name
+    known to `registry` under that kind, so a registered name or a dotted path stands beside the choices of the type.
     """
     metadata = Documentation(help=help, **limits)
     if callable(default):
@@ -49,8 +52,17 @@ def knob(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
+class Checked:
+    """Refuses values of a wrong type or outside their limits when it is made; only then, so that a field may be set."""
+
+    def __post_init__(self) -> None:
+        problems = problems_in(self)
+        if problems:
+            raise ConfigError([f"{type(self).__name__}.{problem}" for problem in problems])
+
+
 @dataclass
-class ModelArguments:
+class ModelArguments(Checked):
     """Section `model`: which weights, tokenizer and template."""
 
     name_or_path: str = knob("", "Folder or hub id of the base model.", required=True)
@@ -67,7 +79,7 @@ class ModelArguments:
 
 
 @dataclass
-class SourceArguments:
+class SourceArguments(Checked):
     """One entry of `data.train` or `data.eval`."""
 
     path: str = knob(
@@ -112,7 +124,7 @@ class PreparationArguments:
 
 
 @dataclass
-class DataArguments(PreparationArguments):
+class DataArguments(Checked, PreparationArguments):
     """Section `data`: the sources and how they are prepared."""
 
     train: list[SourceArguments] = knob(list, "Training data: a path, a list of paths, or a list of mappings.")
@@ -135,7 +147,7 @@ class DataArguments(PreparationArguments):
 
 
 @dataclass
-class LoraArguments:
+class LoraArguments(Checked):
     """Section `lora`. Any further field of `peft.LoraConfig` may stand beside these; see `extra`."""
 
     r: int | None = knob(None, "Rank of the update matrices; default 16, or the rank of `adapter`.", minimum=1)
@@ -147,14 +159,15 @@ class LoraArguments:
     dropout: float = knob(0.0, "Dropout on the adapter's input.", minimum=0.0, maximum=1.0)
     targets: str | list[str] = knob("auto", "auto, all-linear, a regular expression, or module names.")
     modules_to_save: list[str] = knob(list, "Modules trained in full and saved with the adapter.")
-    variant: Literal["lora", "rslora", "dora", "pissa", "olora"] = knob("lora", "Kind of adapter.")
+    variant: Literal["lora", "rslora", "dora", "pissa", "olora", "loftq"] = knob("lora", "Kind of adapter.")
     adapter: str | None = knob(None, "Folder of a saved adapter to continue from.")
+    allow_other_base: bool = knob(False, "Continue `adapter` although it was trained on another base.")
     save_merged: bool = knob(False, "After training, also write the merged plain model to `merged/`.")
     extra: dict[str, Any] = knob(dict, "Other fields of peft.LoraConfig, passed through unchanged.")
 
 
 @dataclass
-class DistributedArguments:
+class DistributedArguments(Checked):
     """Section `distributed`: what the launcher is expected to have started."""
 
     strategy: Strategy = knob("auto", "auto takes what the launcher started.")
@@ -167,7 +180,7 @@ class DistributedArguments:
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(Checked):
     """Section `evaluation`: answers generated for held-out rows, before and after training."""
 
     generate: int = knob(0, "Held-out rows to answer; 0 generates nothing.", minimum=0)
@@ -178,7 +191,7 @@ class EvaluationArguments:
 
 
 @dataclass
-class CallbackArguments:
+class CallbackArguments(Checked):
     """One entry of `callbacks`: a registered name or a dotted path, with its options."""
 
     name: str = knob("", "Registered name or dotted path of a class.", kind="callback")
@@ -196,10 +209,18 @@ class TrainingExtras:
         "auto", "auto: bf16 where the device is fast in it, else fp16 with a notice, fp32 on CPU."
     )
     resume: str = knob("auto", "auto continues from the newest good checkpoint, never starts anew, or a folder.")
+    trainable: list[str] | None = knob(
+        None,
+        "Without lora: train only parameters whose name matches one of these patterns, such as '*.layers.31.*'. "
+        "Default: all.",
+    )
+    lora_plus_ratio: float | None = knob(
+        None, "LoRA+: learning rate of the B matrices, as a multiple of learning_rate; 16 in the paper.", minimum=0.0
+    )
     loss: str = knob(
         "nll",
         "What is optimised: nll, label_smoothing, focal, dft, a registered name, or the dotted path of a function of "
-        "(logits, targets, weights). The logged `nll` stays comparable.",
+        "(logits, targets, weights). The logged `loss` stays the NLL; this stands beside it as `objective`.",
         kind="loss",
     )
     loss_chunk: int | None = knob(
@@ -207,6 +228,9 @@ class TrainingExtras:
         "Supervised tokens that are projected to the vocabulary at once. Default: by vocabulary and device; less takes "
         "less memory, more may be faster on a GPU.",
         minimum=1,
+    )
+    log_entropy: bool = knob(
+        False, "Also log the mean entropy of the predictions, in nats; costs a softmax over the vocabulary."
     )
     packed_attention: Literal["auto", "as_loaded"] = knob(
         "auto",
@@ -228,18 +252,25 @@ TRAINING_LIMITS: dict[str, dict[str, float]] = {
     "learning_rate": {"minimum": 0},
     "warmup_steps": {"minimum": 0},
     "weight_decay": {"minimum": 0},
-    "adam_beta1": {"minimum": 0, "maximum": 1},
-    "adam_beta2": {"minimum": 0, "maximum": 1},
+    "adam_beta1": {"minimum": 0, "below": 1},
+    "adam_beta2": {"minimum": 0, "below": 1},
     "adam_epsilon": {"minimum": 0},
-    "max_grad_norm": {"minimum": 0},
+    "max_grad_norm": {"minimum": 0, "infinite": True},
     "label_smoothing_factor": {"minimum": 0, "maximum": 1},
     "logging_steps": {"minimum": 0},
     "eval_steps": {"minimum": 0},
     "save_steps": {"minimum": 0},
     "save_total_limit": {"minimum": 1},
-    "seed": {"minimum": 0},
-    "data_seed": {"minimum": 0},
+    "seed": {"minimum": 0, "maximum": 2**32 - 1},
+    "data_seed": {"minimum": 0, "maximum": 2**32 - 1},
     "dataloader_num_workers": {"minimum": 0},
+    "dataloader_prefetch_factor": {"minimum": 1},
+    "ddp_bucket_cap_mb": {"minimum": 1},
+    "ddp_timeout": {"minimum": 1},
+    "eval_accumulation_steps": {"minimum": 1},
+    "eval_delay": {"minimum": 0},
+    "neftune_noise_alpha": {"minimum": 0},
+    "torch_empty_cache_steps": {"minimum": 1},
 }
 
 

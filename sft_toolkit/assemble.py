@@ -189,7 +189,7 @@ def resolve_arguments(config: RunConfig, prepared: Prepared) -> SFTArguments:
     """The arguments that run; the process group begins with them."""
     from sft_toolkit.run_args import arguments_from
 
-    args: SFTArguments = arguments_from(config.training, config.data, config.distributed)
+    args = arguments_from(config.training, config.data, config.distributed)
     check_settings_in_use(args, os.environ, config.distributed.deepspeed)
     refuse_no_updates(args, prepared)
     return args

@@ -6,13 +6,18 @@ import argparse
 import logging
 import os
 import sys
+import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from sft_toolkit._version import __version__
 from sft_toolkit.errors import CheckpointError, ConfigError, DataError, TrainingDivergedError
+from sft_toolkit.launch import launch_problems, read_launch
+from sft_toolkit.phases import phase_of
 
+SHOW_TRACEBACK = "SFT_TOOLKIT_TRACEBACK"
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 EXIT_CODES = """exit codes:
   0  done
@@ -29,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options))
     except (ConfigError, DataError) as error:
-        # All ranks find the same mistake in the same file: one of them says it.
-        if os.environ.get("RANK", "0") == "0":
+        if _is_the_one_to_say_it():
             _say(str(error))
         return error.exit_code
     except (CheckpointError, TrainingDivergedError) as error:
@@ -41,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        _say_unexpected(error)
+        return 1
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,10 +69,21 @@ def build_parser() -> argparse.ArgumentParser:
     preview.add_argument("--html", metavar="FILE", help="write a page for the browser")
     _with_config(commands, "check", _check, "all errors and warnings, and the resolved configuration; trains nothing")
 
+    plan = _with_config(commands, "plan", _plan, "memory of every strategy on a machine, and which fits; loads no weights")
+    plan.add_argument("--device-memory", metavar="SIZE", help="of one device, such as 24GiB (default: of this machine)")
+    plan.add_argument("--devices", type=int, metavar="N", help="of all hosts together")
+    plan.add_argument("--host-memory", metavar="SIZE", help="of one host, such as 256GiB")
+    plan.add_argument("--devices-per-host", type=int, default=8, metavar="N", help="default 8")
+    plan.add_argument("--json", action="store_true", help="one JSON object, sizes in bytes")
+
     merge = commands.add_parser("merge", help="merge an adapter into its base and verify the logits")
-    merge.add_argument("--adapter", required=True, metavar="DIR", help="folder of the adapter")
+    merge.add_argument(
+        "--adapter", required=True, action="append", metavar="DIR", help="an adapter's folder; repeatable"
+    )
+    merge.add_argument("--weights", type=float, nargs="+", default=(), metavar="W", help="a weight for each adapter")
     merge.add_argument("--output", required=True, metavar="DIR", help="folder of the merged model")
     merge.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="dtype of the merged weights")
+    merge.add_argument("--allow-other-base", action="store_true", help="merge into a base it was not trained on")
     merge.set_defaults(command=_merge)
     return parser
 
@@ -79,23 +97,29 @@ def _with_config(commands: Commands, name: str, command: object, help: str) -> a
 
 
 def _train(options: argparse.Namespace) -> int:
+    problems = list(launch_problems(os.environ))
+    if problems:  # before anything is read: ranks that can't find one another would wait for one another
+        raise ConfigError(problems)
     from sft_toolkit.assemble import run
 
-    result = run(options.config, options.overrides)
+    with warnings.catch_warnings():
+        # DeepSpeed 0.19 calls torch under its old names, on every rank: nothing that a user could change.
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+        result = run(options.config, options.overrides)
     if os.environ.get("RANK", "0") == "0":
         print(result.summary())
     return result.exit_code
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from sft_toolkit.assemble import prepare_only
+    from sft_toolkit.commands import prepare_only
 
     print(f"token cache is ready; counts are in {prepare_only(options.config, options.overrides)}")
     return 0
 
 
 def _preview(options: argparse.Namespace) -> int:
-    from sft_toolkit.assemble import preview
+    from sft_toolkit.commands import preview
     from sft_toolkit.data.preview import json_lines, terminal
     from sft_toolkit.data.preview_bins import in_words
 
@@ -118,17 +142,44 @@ def _preview(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from sft_toolkit.assemble import check
+    from sft_toolkit.commands import check
 
     print(check(options.config, options.overrides))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from sft_toolkit.commands import plan
+    from sft_toolkit.planning.command import Asked
+
+    machine = Asked(options.device_memory, options.devices, options.host_memory, options.devices_per_host)
+    found = plan(options.config, options.overrides, machine)
+    print(found.in_json() if options.json else found.in_words())
     return 0
 
 
 def _merge(options: argparse.Namespace) -> int:
     from sft_toolkit.lora.merge import merge
 
-    print(merge(options.adapter, options.output, dtype=options.dtype))
+    allowed = options.allow_other_base
+    print(merge(options.adapter, options.output, options.dtype, weights=options.weights, allow_other_base=allowed))
     return 0
+
+
+def _is_the_one_to_say_it() -> bool:
+    """All ranks find the same mistake in the same file: the first one says it, and any that is no rank of a group."""
+    launch = read_launch(os.environ)
+    return launch is None or launch.rank == 0 or any(launch_problems(os.environ))
+
+
+def _say_unexpected(error: Exception) -> None:
+    """One line for what no check foresaw, and the way to its traceback."""
+    during = phase_of(error)
+    _say(f"{f'while {during}: ' if during else ''}{type(error).__name__}: {error}")
+    if os.environ.get(SHOW_TRACEBACK):
+        traceback.print_exception(error)
+    else:
+        print(f"(run it again with {SHOW_TRACEBACK}=1 for the whole traceback)", file=sys.stderr)
 
 
 def _say(message: str) -> None:

@@ -20,7 +20,7 @@ from sft_toolkit.args import (
     LoraArguments,
     ModelArguments,
 )
-from sft_toolkit.config_file import checks, sections
+from sft_toolkit.config_file import checks, idle, sections, training_rules
 from sft_toolkit.config_file.findings import Findings
 from sft_toolkit.config_file.overrides import apply_override
 from sft_toolkit.config_file.tree import read_tree
@@ -29,7 +29,8 @@ from sft_toolkit.config_file.written import callbacks_as_written, lora_as_writte
 
 @dataclass
 class RunConfig:
-    """A whole run. `lora` is None for a full fine-tune; `training` holds what the user wrote, typed, and no defaults.
+    """A whole run. `lora` is None for a full fine-tune; `training` holds what the user wrote, typed, and no defaults;
+    `warnings` names keys without effect.
 
     Paths stand as written: relative to the working directory, `~` unexpanded.
     """
@@ -42,6 +43,7 @@ class RunConfig:
     callbacks: list[CallbackArguments] = field(default_factory=list)
     evaluation: EvaluationArguments = field(default_factory=EvaluationArguments)
     path: str = field(default="", compare=False)
+    warnings: list[str] = field(default_factory=list, compare=False)
 
 
 def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
@@ -74,9 +76,15 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Run
     checks.check_data(config.data, findings)
     checks.check_lora(config.lora, findings)
     checks.check_training(config.training, findings)
+    checks.check_what_trains(config.lora, config.training, findings)
     checks.check_distributed(config.distributed, config.training, findings)
     checks.check_held_out(config.data, config.training, config.evaluation, findings)
+    training_rules.check_updates(config.training, findings)
+    training_rules.check_loader(config.training, findings)
+    training_rules.check_strategies(config.data, config.training, findings)
+    idle.warn_of_idle_keys(config.model, config.data, config.training, config.distributed, config.evaluation, findings)
     findings.raise_any()
+    config.warnings = findings.warnings
     return config
 
 

@@ -5,6 +5,7 @@ Values from a YAML file are read by `config_values`, with the same words and the
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import fields
@@ -64,17 +65,23 @@ def _in_words(hint: Any) -> str:
 
 def _plural(hint: Any) -> str:
     plurals = {str: "texts", int: "whole numbers", float: "numbers", bool: "true or false"}
-    return plurals.get(hint, "lists" if get_origin(hint) is list else expected(hint))
+    if get_origin(hint) is list:
+        return "lists"
+    return plurals.get(hint, "mappings" if expected(hint) == "a mapping" else expected(hint))
 
 
 def beyond(value: Any, limits: Mapping[str, Any]) -> str | None:
-    """Why a number is outside `minimum` and `maximum` (both inclusive), or None."""
+    """Why a number is outside `minimum` and `maximum` (both inclusive) and `below` (exclusive), or None."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
+    if not math.isfinite(value) and not limits.get("infinite", False):
+        return f"{value} is not a finite number"
     if value < limits.get("minimum", value):
         return f"{value} is below the minimum, {limits['minimum']:g}"
     if value > limits.get("maximum", value):
         return f"{value} is above the maximum, {limits['maximum']:g}"
+    if "below" in limits and value >= limits["below"]:
+        return f"{value} is not below {limits['below']:g}"
     return None
 
 
@@ -108,7 +115,9 @@ def problems_in(section: Any, *classes: type) -> list[str]:
         hints = get_type_hints(cls)
         for knob in fields(cls):
             value = getattr(section, knob.name)
-            if not accepts(hints[knob.name], value) and "kind" not in knob.metadata:
+            # A registered name or a dotted path stands beside the choices of the type.
+            named = "kind" in knob.metadata and isinstance(value, str) and bool(choices(hints[knob.name]))
+            if not accepts(hints[knob.name], value) and not named:
                 found.append(f"{knob.name}: expected {expected(hints[knob.name])}, not {value!r}")
             elif reason := beyond(value, knob.metadata):
                 found.append(f"{knob.name}: {reason}")

@@ -62,6 +62,9 @@ def choose(asked: Precision, bf16: bool | None, fp16: bool | None, launcher: str
             f"precision {choice.name} ({choice.reason}) contradicts the launcher's --mixed_precision {launcher}; "
             "leave one of them out"
         )
+    if choice.name == "fp16" and device.kind == "cpu":
+        # accelerate would compute in fp32 and say fp16.
+        raise ConfigError(f"precision fp16 ({choice.reason}) needs a GPU, and the run is on the CPU; take fp32")
     if choice.name != "fp32" and device.kind == "cpu":
         # Measured on 2 cores: fp32 matrix products 40 GFLOP/s, bf16 1.2.
         return Choice(choice.name, f"{choice.reason}; many CPUs are far slower in it than in fp32", is_notice=True)

@@ -7,7 +7,7 @@ the entry point group `sft_toolkit.<kind>`, and last as a dotted path. Nothing i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "metrics_file": "sft_toolkit.callbacks.metrics_file.MetricsFileCallback",
         "progress": "sft_toolkit.callbacks.progress.ProgressCallback",
         "samples": "sft_toolkit.callbacks.samples.SamplesCallback",
+        "unfreeze": "sft_toolkit.callbacks.unfreeze.UnfreezeCallback",
     },
     "metric": {
         "exact_match": "sft_toolkit.evaluation.metrics.ExactMatch",
@@ -134,23 +135,29 @@ def build(kind: str, name: str, options: Mapping[str, Any]) -> Any:
     thing = lookup(kind, name)
     if not callable(thing):
         raise ConfigError(f"{kind} '{name}': {thing!r} can't be called; expected a class or a function")
-    problems = _option_problems(thing, options)
+    problems = option_problems(thing, options)
     if problems:
         raise ConfigError([f"{kind} '{name}': {problem}" for problem in problems])
     try:
         return thing(**options)
     except ConfigError:
         raise
-    except ValueError as error:
-        raise ConfigError(f"{kind} '{name}': {error}") from error
+    except Exception as error:  # whatever a constructor makes of a wrong option
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{kind} '{name}': {said}") from error
 
 
-def _option_problems(thing: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+def option_problems(thing: Callable[..., Any], options: Mapping[str, Any], given: Collection[str] = ()) -> list[str]:
+    """Options that a class or function does not take, or that it misses.
+
+    Args:
+        given: parameters that the caller fills in itself.
+    """
     try:
         parameters = inspect.signature(thing).parameters.values()
     except ValueError:  # some types written in C have none
         return []
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in given]
     accepted = [p.name for p in named]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     listed = f"accepted: {', '.join(accepted)}" if accepted else "it takes no options"
@@ -193,8 +200,9 @@ def _from_path(kind: str, path: str) -> Any:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise ConfigError(f"{kind} '{path}': {module_name} can't be imported: {error}") from error
             continue
-        except ImportError as error:
-            raise ConfigError(f"{kind} '{path}': {module_name} can't be imported: {error}") from error
+        except Exception as error:  # a module of the user: anything may be wrong with it
+            said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{kind} '{path}': {module_name} can't be imported: {said}") from error
         return _attribute(kind, path, module, parts[depth:])
     raise ConfigError(_no_module(kind, path, parts[0]))
 

@@ -39,6 +39,7 @@ LAW: dict[str, set[str]] = {
     "config": {"config_file", "_version"},
     "config_file": set(),
     "precision": set(),
+    "run_args": {"deepspeed_config", "training_args"},
     "training_args": {"deepspeed_config", "environment", "precision"},
     # engines
     "launch": set(),
@@ -63,19 +64,22 @@ LAW: dict[str, set[str]] = {
     "data": set(),
     "model": {"gguf", "model_source"},
     "lora": {"checkpoint", "gguf", "model_source", "weights_file"},
-    "callbacks": {"checkpoint", "marker"},
+    "callbacks": {"checkpoint", "freezing", "marker"},
     "evaluation": set(),
     # the trainer
     "engine_trainer": {"deepspeed_config", "distributed", "engagement", "environment", "training_args"},
     "finite": set(),
+    "freezing": set(),
+    "adapter_trainer": {"intake", "modules", "training_args"},
     "saving": {"callbacks", "checkpoint", "disk", "durable", "finite", "marker", "rotation", "training_args"},
     "data_intake": {"data", "modules", "training_args"},
-    "intake": {"data", "distributed", "lora", "model", "modules", "training_args"},
+    "intake": {"data", "distributed", "freezing", "lora", "model", "modules", "training_args"},
     "forward_paths": {"data", "isolation", "loss", "objectives", "packed_attention", "supervised", "trainer"},
-    "loop_chores": {"step_times", "trainer", "utilisation"},
+    "loop_chores": {"intake", "step_times", "trainer", "utilisation"},
     "log_entry": {"trainer"},
     "trainer": {
         "accounting",
+        "adapter_trainer",
         "data",
         "data_intake",
         "engine_trainer",
@@ -88,7 +92,8 @@ LAW: dict[str, set[str]] = {
         "training_args",
     },
     # the run
-    "run_files": {"checkpoint", "config", "_version"},
+    "run_files": {"config", "_version"},
+    "earlier_run": {"checkpoint", "config", "run_files"},
 }
 KNOW_ALL = {"assemble", "commands", "rehearsal", "run_callbacks", "cli", "__init__", "__main__"}
 

@@ -74,6 +74,14 @@ def check_lora(lora: LoraArguments | None, findings: Findings) -> None:
         findings.add("lora.adapter", f"'{lora.adapter}' is no saved adapter: it has no adapter_config.json")
 
 
+def check_what_trains(lora: LoraArguments | None, training: dict[str, Any], findings: Findings) -> None:
+    """One section decides what is trained: an adapter, or the parameters that patterns name."""
+    if lora is not None and training.get("trainable"):
+        findings.add("training.trainable", "lora trains its adapter and nothing else; see lora.modules_to_save")
+    if lora is None and training.get("lora_plus_ratio") is not None:
+        findings.add("training.lora_plus_ratio", "it is the learning rate of an adapter, and there is no section lora")
+
+
 def check_training(training: dict[str, Any], findings: Findings) -> None:
     """`training`: the output folder can be one, `resume` is there, no key is written twice under two names."""
     if not training.get("output_dir"):
@@ -100,6 +108,8 @@ def check_distributed(distributed: DistributedArguments, training: dict[str, Any
         if training.get(key) is not None and getattr(distributed, ours) not in (None, "auto", training[key]):
             findings.add(f"training.{key}", f"contradicts distributed.{ours}; keep one of them")
     strategy, file = distributed.strategy, distributed.deepspeed
+    if training.get("fsdp") and strategy != "fsdp":
+        findings.add("training.fsdp", f"contradicts distributed.strategy: {strategy}; keep one of them")
     if file is not None:
         _need_file("distributed.deepspeed", file, findings)
         if strategy not in ("auto", *_ZERO):
@@ -122,7 +132,7 @@ def check_held_out(
     data: DataArguments, training: dict[str, Any], evaluation: EvaluationArguments, findings: Findings
 ) -> None:
     """What reads held-out rows has some."""
-    if data.eval or data.val_split or findings.wrote("data.eval") or findings.wrote("data.val_split"):
+    if data.eval or data.val_split or findings.blames("data.eval") or findings.blames("data.val_split"):
         return
     if evaluation.generate > 0:
         findings.add("evaluation.generate", "needs held-out rows; set data.eval or data.val_split")

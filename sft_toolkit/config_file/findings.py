@@ -26,6 +26,8 @@ class Findings:
         self._written: dict[str, yaml.Node] = {}
         self._problems: list[tuple[int, str]] = []
         self._blamed: list[str] = []
+        self.warnings: list[str] = []
+        self.sources: dict[str, str] = {}  # the path of each data source, by its key
 
     def seen(self, key: str, node: yaml.Node) -> None:
         """Remember where a dotted key was written."""
@@ -52,6 +54,13 @@ class Findings:
         line = node.start_mark.line
         place = node.start_mark.name if line == NO_LINE else f"{node.start_mark.name}:{line + 1}"
         self._problems.append((line, f"{place}: {key}: {message}"))
+
+    def warn(self, key: str, message: str) -> None:
+        """Add a remark that stops nothing: a key that has no effect."""
+        node = self._written.get(key)
+        line = NO_LINE if node is None else node.start_mark.line
+        place = self.source if node is None else node.start_mark.name
+        self.warnings.append(f"{place}{'' if line == NO_LINE else f':{line + 1}'}: {key}: {message}")
 
     def add_text(self, text: str) -> None:
         """Add a problem that belongs to no key."""

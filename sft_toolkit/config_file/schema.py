@@ -40,6 +40,10 @@ LORA_ALIASES = {"lora_alpha": "alpha", "lora_dropout": "dropout", "target_module
 # Where upstream's annotation is not what it takes: `fsdp: true` is the way to ask for it since transformers 5, and a
 # wrong log level is a KeyError deep inside Trainer.
 _CORRECTED: dict[str, Any] = {
+    # As text, these are JSON of a command line; here they are written out.
+    "activation_checkpointing_kwargs": dict[str, Any] | None,
+    "gradient_checkpointing_kwargs": dict[str, Any] | None,
+    "lr_scheduler_kwargs": dict[str, Any] | None,
     "fsdp": bool | str | None,
     "log_level": Literal["detail", "debug", "info", "warning", "error", "critical", "passive"],
     "log_level_replica": Literal["detail", "debug", "info", "warning", "error", "critical", "passive"],

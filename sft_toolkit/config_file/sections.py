@@ -84,7 +84,7 @@ def read_data(node: yaml.Node | None, findings: Findings) -> DataArguments:
 
 
 def read_training(node: yaml.Node | None, distributed: DistributedArguments, findings: Findings) -> dict[str, Any]:
-    """Section `training`: what the user wrote. Two fields of TrainingArguments are ours by another name: they move."""
+    """Section `training`: what the user wrote. Fields of TrainingArguments that are ours by another name move."""
     training = read_keys(node, "training", section_keys("training"), findings)
     if "resume_from_checkpoint" in training and "resume" not in training:
         folder = training.pop("resume_from_checkpoint")
@@ -92,6 +92,12 @@ def read_training(node: yaml.Node | None, distributed: DistributedArguments, fin
             training["resume"] = "auto" if folder == "true" else folder
     if isinstance(training.get("deepspeed"), str) and distributed.deepspeed is None:
         distributed.deepspeed = training.pop("deepspeed")
+    if "fsdp" in training and distributed.strategy in ("auto", "fsdp"):
+        asked = training["fsdp"]
+        if asked is True or (isinstance(asked, str) and asked):
+            distributed.strategy = "fsdp"  # so that the start is checked as for any other strategy
+        else:
+            training.pop("fsdp")
     return training
 
 
@@ -170,6 +176,7 @@ def _source(node: yaml.Node, key: str, findings: Findings) -> SourceArguments:
                 hint = did_you_mean(name.value, keys) or f" (keys: {', '.join(keys)})"
                 findings.add(f"{key}.{name.value}", f"unknown key{hint}", name)
         source = SourceArguments(**read_keys(node, key, keys, findings))
+        findings.sources[key] = source.path
         if not source.path and not findings.wrote(f"{key}.path"):
             findings.add(f"{key}.path", "required: a file, a glob or a hub id", node)
         return source

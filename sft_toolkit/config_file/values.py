@@ -23,6 +23,7 @@ _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": 
 _YAML11_BOOLEANS = {"yes": "true", "y": "true", "on": "true", "no": "false", "n": "false", "off": "false"}
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,([0-9]{1,2}|[0-9]{4,})([eE][-+]?[0-9]+)?")  # 1,000 is a thousand
 _SPECIAL_FLOATS = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
@@ -163,6 +164,8 @@ def _advice(node: yaml.Node, hint: Any) -> str:
 def _number_advice(text: str, hint: Any) -> str:
     if not {int, float} & set(members(hint)):
         return ""
+    if _DECIMAL_COMMA.fullmatch(text):
+        return f"; write {text.replace(',', '.')}" if float in members(hint) else ""
     without_marks = re.sub(r"[_,\s]", "", text)
     if float not in members(hint) and _FLOAT.fullmatch(without_marks) and float(without_marks).is_integer():
         return f"; write {int(float(without_marks))}"

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from sft_toolkit.args import EvaluationArguments
-from sft_toolkit.errors import DataError
+from sft_toolkit.errors import ConfigError, DataError
 from sft_toolkit.evaluation.generate import generate_answers, prompt_and_reference
 from sft_toolkit.evaluation.metrics import compute
 
@@ -48,13 +48,7 @@ def score(
         DataError: no row can be asked.
         ConfigError: an unknown metric.
     """
-    rows = [prompt_and_reference(row) for row in islice(dataset, args.generate)]
-    asked = [(prompt, reference) for prompt, reference in rows if prompt and reference]
-    if not asked:
-        raise DataError("evaluation.generate: no held-out row has both a prompt and a supervised answer")
-    if len(asked) < len(rows):
-        passed_over = len(rows) - len(asked)
-        logger.warning("%d of %d held-out rows have no prompt or no label: not asked", passed_over, len(rows))
+    asked = _asked(dataset, args.generate)
     stops = _stop_ids(model, tokenizer, [reference for _, reference in asked])
     ids = generate_answers(
         model,
@@ -70,7 +64,42 @@ def score(
     return ScoredAnswers(prompts, answers, references, compute(args.metrics, answers, references))
 
 
-def _stop_ids(model: nn.Module, tokenizer: Any, references: list[list[int]]) -> set[int]:
+def check_references(tokenizer: Any, dataset: Iterable[Mapping[str, Any]], args: EvaluationArguments) -> None:
+    """Score the right answers against themselves, so that a metric that can't use them says it before a model is there.
+
+    Raises:
+        DataError: no row can be asked.
+        ConfigError: an unknown metric, or one that fails on these answers.
+    """
+    references = [reference for _, reference in _asked(dataset, args.generate)]
+    stops = _stop_ids(None, tokenizer, references)
+    texts = [_without_end(tokenizer, reference, stops) for reference in references]
+    for name in args.metrics:
+        _try_metric(name, texts)
+
+
+def _try_metric(name: str, texts: list[str]) -> None:
+    try:
+        compute([name], texts, texts)
+    except ConfigError:
+        raise
+    except Exception as error:  # a metric may be anybody's code
+        raise ConfigError(f"evaluation.metrics: '{name}' can't score the held-out answers: {error}") from error
+
+
+def _asked(dataset: Iterable[Mapping[str, Any]], number: int) -> list[tuple[list[int], list[int]]]:
+    """Prompt and reference of the first rows, where both are there."""
+    rows = [prompt_and_reference(row) for row in islice(dataset, number)]
+    asked = [(prompt, reference) for prompt, reference in rows if prompt and reference]
+    if not asked:
+        raise DataError("evaluation.generate: no held-out row has both a prompt and a supervised answer")
+    if len(asked) < len(rows):
+        passed_over = len(rows) - len(asked)
+        logger.warning("%d of %d held-out rows have no prompt or no label: not asked", passed_over, len(rows))
+    return asked
+
+
+def _stop_ids(model: nn.Module | None, tokenizer: Any, references: list[list[int]]) -> set[int]:
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     ends = {reference[-1] for reference in references} & special
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)

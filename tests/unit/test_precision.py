@@ -84,3 +84,12 @@ def test_contradictions(asked: str, bf16: bool | None, fp16: bool | None, launch
 def test_half_precision_on_a_cpu_is_done_with_a_notice() -> None:
     reason = "asked for by bf16: true; many CPUs are far slower in it than in fp32"
     assert choose("auto", True, None, "no", CPU) == Choice("bf16", reason, is_notice=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "fp16", "launcher"), [("fp16", None, "no"), ("auto", True, "no"), ("auto", None, "fp16")]
+)
+def test_fp16_needs_a_gpu(asked: str, fp16: bool | None, launcher: str) -> None:
+    with pytest.raises(ConfigError, match=r"precision fp16 \(asked for by .*\) needs a GPU, and the run is on the CPU"):
+        choose(asked, None, fp16, launcher, CPU)  # type: ignore[arg-type]
+    assert choose(asked, None, fp16, launcher, SLOW).name == "fp16"  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import json
@@ -18,7 +19,8 @@ from sft_toolkit import SFTArguments, load_config
 from sft_toolkit.args import DataArguments, DistributedArguments, SourceArguments
 from sft_toolkit.config import resolved_yaml
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.training_args import accumulation_steps, arguments_from, as_written
+from sft_toolkit.run_args import arguments_from, as_written
+from sft_toolkit.training_args import accumulation_steps
 
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")
 
@@ -213,11 +215,14 @@ class TestGlobalBatch:
 class TestCopies:
     def test_pickled_saved_and_written_as_json(self) -> None:
         args = SFTArguments("out", packing=True, global_batch_size=16, hub_token="secret")
-        assert pickle.loads(pickle.dumps(args)) == args
+        without_secret = dataclasses.replace(args, hub_token=None)
+        assert pickle.loads(pickle.dumps(args)) == without_secret
         buffer = io.BytesIO()
         torch.save(args, buffer)
+        assert b"secret" not in buffer.getvalue()
         buffer.seek(0)
-        assert torch.load(buffer, weights_only=False) == args
+        assert torch.load(buffer, weights_only=False) == without_secret
+        assert copy.copy(args) == copy.deepcopy(args) == args
         written = json.loads(args.to_json_string())
         assert (written["packing"], written["global_batch_size"], written["precision"]) == (True, 16, "fp32")
         assert "secret" not in args.to_json_string() + repr(args)
@@ -262,10 +267,10 @@ class TestFromSections:
     @pytest.mark.parametrize(
         ("training", "distributed", "message"),
         [
-            ({"save_steps": 1.5}, {}, "training: save_steps must be an integer if bigger than 1: 1.5"),
+            ({"save_steps": 1.5}, {}, "training.save_steps must be an integer if bigger than 1: 1.5"),
             ({"load_best_model_at_end": True}, {},
-             "training: load_best_model_at_end requires the save and eval strategy to match, except when "
-             'save_strategy="best", but found\n- Evaluation strategy: no\n- Save strategy: steps'),
+             "training.load_best_model_at_end requires the save and eval strategy to match, except when "
+             'save_strategy="best", but found - Evaluation strategy: no - Save strategy: steps'),
             ({"max_steps": -2}, {}, "training.max_steps: -2 is below the minimum, -1"),
             ({"global_batch_size": 16, "gradient_accumulation_steps": 1}, {},
              "training.gradient_accumulation_steps: 1 contradicts global_batch_size: 16, which takes 2; "

@@ -120,7 +120,7 @@ CONFIGS = st.builds(
             "learning_rate": st.floats(min_value=0, max_value=1e9),
             "bf16": st.booleans(),
             "run_name": st.none() | st.text(),
-            "eval_delay": st.floats(allow_nan=False, allow_infinity=False),
+            "eval_delay": st.floats(min_value=0, allow_infinity=False),
             "report_to": st.lists(st.text()),
             "lr_scheduler_kwargs": st.dictionaries(st.text(), NESTED, max_size=3),
         },

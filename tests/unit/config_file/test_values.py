@@ -70,7 +70,7 @@ class TestScalars:
             ("learning_rate: fast", "training.learning_rate: expected a number, not fast"),
             ("learning_rate: {a: 1}", "training.learning_rate: expected a number, not a mapping"),
             ("learning_rate: -1e-4", "training.learning_rate: -0.0001 is below the minimum, 0"),
-            ("adam_beta1: 1.5", "training.adam_beta1: 1.5 is above the maximum, 1"),
+            ("adam_beta1: 1.5", "training.adam_beta1: 1.5 is not below 1"),
             ("global_batch_size: 0", "training.global_batch_size: 0 is below the minimum, 1"),
             ("include_for_metrics: inputs", "training.include_for_metrics: expected a list of texts, not inputs"),
             ("precision: bfloat16",

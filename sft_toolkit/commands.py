@@ -1,0 +1,70 @@
+"""What the commands beside `train` do: `prepare`, `preview`, `plan`, `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sft_toolkit.assemble import check_run, prepare_data
+from sft_toolkit.config import load_config, resolved_yaml
+from sft_toolkit.run_files import as_comment, open_output_dir, write_report
+
+if TYPE_CHECKING:
+    from sft_toolkit.data.preview_bins import BinsShown
+    from sft_toolkit.planning.command import Asked, Plan
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Rows of `data.preview.records`, the tokenizer that decodes them, a sentence about the end token, packed bins."""
+
+    rows: list[dict[str, Any]]
+    tokenizer: Any
+    verdict: str
+    bins: BinsShown | None = None
+
+
+def prepare_only(config: str | Path, overrides: Sequence[str] = ()) -> Path:
+    """Build the token cache and write `data_report.json`; returns its path."""
+    checked = load_config(config, overrides)
+    output_dir = Path(checked.training["output_dir"])
+    _, prepared = prepare_data(checked)
+    open_output_dir(output_dir)
+    prepared.write_plan(output_dir)
+    return write_report(output_dir, prepared.report)
+
+
+def preview(config: str | Path, overrides: Sequence[str] = (), rows: int = 3) -> Preview:
+    """The first rows as they are trained, and whether the model will learn to stop."""
+    from sft_toolkit.data.preview import records, stopping
+    from sft_toolkit.data.preview_bins import shown_bins
+
+    tokenizer, prepared = prepare_data(load_config(config, overrides))
+    train = cast(Any, prepared.train)
+    shown = list(records(train, tokenizer, rows))
+    bins = None if prepared.plan is None else shown_bins(prepared.plan, train, rows)
+    return Preview(shown, tokenizer, stopping(train, tokenizer, prepared.end_of_turn), bins)
+
+
+def plan(config: str | Path, overrides: Sequence[str], machine: Asked) -> Plan:
+    """The memory of every strategy on a machine, from the model's configuration alone."""
+    from sft_toolkit.planning.command import plan_run
+
+    checked = load_config(config, overrides)
+    return plan_run(checked, check_run(checked).args, machine)
+
+
+def check(config: str | Path, overrides: Sequence[str] = ()) -> str:
+    """The resolved configuration and DeepSpeed settings, after all checks that need no model; raises what is wrong."""
+    checked = load_config(config, overrides)
+    args = check_run(checked).args
+    from sft_toolkit.rehearsal.engine import resolved_settings
+    from sft_toolkit.run_args import as_written
+
+    resolved = resolved_yaml(checked, as_written(args, checked.training))
+    settings = resolved_settings(args)
+    if settings is None:
+        return resolved
+    return f"{resolved}\n# The DeepSpeed settings of this run:\n{as_comment(settings)}"

@@ -1,0 +1,124 @@
+"""What a configuration names outside section `training`: callbacks, metrics, losses, an attention, fields of peft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from transformers import AttentionInterface, EarlyStoppingCallback, TrainerCallback
+from transformers.utils.import_utils import (
+    is_flash_attn_2_available,
+    is_flash_attn_3_available,
+    is_kernels_available,
+)
+
+from sft_toolkit.config import RunConfig
+from sft_toolkit.errors import ConfigError
+from sft_toolkit.hints import did_you_mean
+from sft_toolkit.registry import BUILT_IN, build, lookup, option_problems
+
+if TYPE_CHECKING:
+    from sft_toolkit.args import CallbackArguments, LoraArguments
+    from sft_toolkit.rehearsal.draft import Draft
+
+# Set by the run itself; see `run_callbacks`.
+_WIRED = {"manifest": ("info", "interrupted", "finish"), "samples": ("score", "interrupted"), "health": ()}
+
+
+def user_callbacks(config: RunConfig, problems: list[str]) -> list[TrainerCallback]:
+    """The callbacks that are not ours, built; of ours, only the options are checked."""
+    built: list[TrainerCallback] = []
+    seen: set[str] = set()
+    for index, entry in enumerate(config.callbacks):
+        key = f"callbacks.{index}: callback '{entry.name}'"
+        if entry.name not in BUILT_IN["callback"]:
+            built += _built(entry, problems)
+            continue
+        if entry.name in seen:
+            problems.append(f"{key} stands here twice; keep one of them")
+        if entry.name == "samples" and not config.evaluation.generate:
+            problems.append(f"{key} needs evaluation.generate, a number of held-out rows")
+        seen.add(entry.name)
+        found = option_problems(lookup("callback", entry.name), entry.options, _WIRED.get(entry.name, ()))
+        problems += [f"{key}: {problem}" for problem in found]
+    return built
+
+
+def _built(entry: CallbackArguments, problems: list[str]) -> list[TrainerCallback]:
+    try:
+        callback = build("callback", entry.name, entry.options)
+    except ConfigError as error:
+        problems += [f"callbacks: {problem}" for problem in error.problems]
+        return []
+    if isinstance(callback, TrainerCallback):
+        return [callback]
+    kind = type(callback).__name__
+    problems.append(f"callbacks: callback '{entry.name}' is a {kind}; expected a transformers.TrainerCallback")
+    return []
+
+
+def early_stopping(callbacks: Iterable[TrainerCallback], args: Draft) -> Iterator[str]:
+    """What EarlyStoppingCallback asserts when training begins."""
+    if not any(isinstance(callback, EarlyStoppingCallback) for callback in callbacks):
+        return
+    if args.eval_strategy == "no":
+        yield "callbacks: EarlyStoppingCallback needs training.eval_strategy: steps or epoch, and held-out rows"
+    if args.metric_for_best_model is None:
+        yield "callbacks: EarlyStoppingCallback needs training.metric_for_best_model, such as loss"
+
+
+def registered(config: RunConfig) -> Iterator[str]:
+    """Metrics, losses and row formats that can't be imported."""
+    asked: list[tuple[str, str, str]] = [("evaluation.metrics", "metric", name) for name in config.evaluation.metrics]
+    sources = [*config.data.train, *(source for group in config.data.eval.values() for source in group)]
+    asked += [("data.format", "format", source.format) for source in sources if source.format != "auto"]
+    for key, kind, name in dict.fromkeys(asked):
+        yield from (f"{key}: {problem}" for problem in _lookup_problems(kind, name))
+
+
+def _lookup_problems(kind: str, name: str) -> list[str]:
+    try:
+        thing = lookup(kind, name)
+    except ConfigError as error:
+        return error.problems
+    if callable(thing) or hasattr(thing, "compute"):
+        return []
+    return [f"{kind} '{name}': {thing!r} can't be called; expected a class or a function"]
+
+
+def attention(name: str) -> Iterator[str]:
+    """An attention that transformers does not have, or whose package is not installed."""
+    names: list[str] = AttentionInterface().valid_keys()  # type: ignore[no-untyped-call]
+    known = ["auto", "eager", *(known for known in names if not known.startswith(("paged|", "sft_toolkit")))]
+    if name.count("/") == 1:  # a kernel of the hub: org/name
+        if not is_kernels_available():
+            yield f"model.attn_implementation: '{name}' is a kernel of the hub; it needs: pip install kernels"
+    elif name.startswith("paged|"):
+        yield f"model.attn_implementation: '{name}' serves generation only; take {name.removeprefix('paged|')}"
+    elif name not in known:
+        yield f"model.attn_implementation: unknown '{name}'{did_you_mean(name, known)} (known: {', '.join(known)})"
+    elif name.startswith("flash_attention") and not _flash_is_there(name):
+        yield f"model.attn_implementation: {name} needs a package that is not installed: flash-attn or kernels"
+
+
+def attention_on_cpu(name: str, use_cpu: bool) -> Iterator[str]:
+    """An attention that has no CPU version, or none that can be differentiated."""
+    if use_cpu and name.startswith(("flex_attention", "flash_attention")):
+        yield f"model.attn_implementation: {name} can't train on a CPU; take sdpa or eager"
+
+
+def _flash_is_there(name: str) -> bool:
+    installed = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
+    return bool(is_kernels_available() or installed.get(name, lambda: True)())
+
+
+def adapter(lora: LoraArguments | None) -> Iterator[str]:
+    """Fields of peft that contradict one another or that peft refuses."""
+    if lora is None:
+        return
+    from sft_toolkit.lora.config import check_fields
+
+    try:
+        check_fields(lora)
+    except ConfigError as error:
+        yield from error.problems
