@@ -15,7 +15,7 @@ from typing import TypeAlias
 from sft_toolkit._version import __version__
 from sft_toolkit.errors import CheckpointError, ConfigError, DataError, TrainingDivergedError
 from sft_toolkit.launch import launch_problems, read_launch
-from sft_toolkit.phases import phase_of
+from sft_toolkit.phases import phase_of, traceback_of
 
 SHOW_TRACEBACK = "SFT_TOOLKIT_TRACEBACK"
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -128,11 +128,11 @@ def _preview(options: argparse.Namespace) -> int:
         from sft_toolkit.data.preview_page import page
 
         Path(options.html).write_text(page(shown.rows, shown.tokenizer, shown.verdict, shown.bins), encoding="utf-8")
-        print(f"written: {options.html}")
-    elif options.json:
+        _say_also(f"written: {options.html}")
+    if options.json:
         for line in json_lines(shown.rows):
             print(line)
-    else:
+    elif not options.html:
         for record in shown.rows:
             print(terminal(record, shown.tokenizer, color=sys.stdout.isatty()), end="\n\n")
         print(shown.verdict)
@@ -173,13 +173,19 @@ def _is_the_one_to_say_it() -> bool:
 
 
 def _say_unexpected(error: Exception) -> None:
-    """One line for what no check foresaw, and the way to its traceback."""
-    during = phase_of(error)
+    """What no check foresaw, in its own words, and where its traceback is."""
+    during, written = phase_of(error), traceback_of(error)
     _say(f"{f'while {during}: ' if during else ''}{type(error).__name__}: {error}")
     if os.environ.get(SHOW_TRACEBACK):
         traceback.print_exception(error)
     else:
-        print(f"(run it again with {SHOW_TRACEBACK}=1 for the whole traceback)", file=sys.stderr)
+        where = f"in {written}" if written else f"shown with {SHOW_TRACEBACK}=1"
+        print(f"(the traceback is {where})", file=sys.stderr)
+
+
+def _say_also(message: str) -> None:
+    """Beside the result on standard output."""
+    print(message, file=sys.stderr)
 
 
 def _say(message: str) -> None:

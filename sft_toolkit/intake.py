@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 
 from sft_toolkit.args import ModelArguments
 from sft_toolkit.distributed import start_engine
 from sft_toolkit.errors import ConfigError
+from sft_toolkit.freezing import lets_gradients_in, train_only
 from sft_toolkit.modules import without_adapter
 from sft_toolkit.training_args import SFTArguments
 
@@ -55,10 +57,8 @@ def resolve_model(model: Any, args: Any, tokenizer: Any, peft_config: Any) -> tu
     elif isinstance(args, SFTArguments) and isinstance(model, PreTrainedModel):
         _refuse_missing_rows(model, tokenizer)
         _agree(model, tokenizer)
-    if peft_config is not None and model is not None:
-        from sft_toolkit.lora.inject import inject
-
-        model = inject(model, peft_config)
+    if model is not None:
+        model = _adapted(model, args, peft_config)
     if isinstance(args, SFTArguments):
         _checkpoint_only_where_it_can(model, args)
     return model, tokenizer
@@ -88,24 +88,48 @@ def _refuse_missing_rows(model: PreTrainedModel, tokenizer: Any) -> None:
 
 def _checkpoint_only_where_it_can(model: Any, args: SFTArguments) -> None:
     # On by default here, while Trainer raises for a module that has no such method.
-    if args.activation_checkpointing and not getattr(without_adapter(model), "supports_gradient_checkpointing", False):
-        logger.warning("activation checkpointing is off: %s does not support it", type(without_adapter(model)).__name__)
+    base = without_adapter(model)
+    prefix = (
+        getattr(getattr(model, "active_peft_config", None), "peft_type", None) == "PREFIX_TUNING"
+    )  # lives in the cache
+    if args.activation_checkpointing and (prefix or not getattr(base, "supports_gradient_checkpointing", False)):
+        kind = "prefix tuning" if prefix else type(base).__name__
+        logger.warning("activation checkpointing is off: %s does not support it", kind)
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def with_adapter(model_init: Callable[..., Any] | None, peft_config: Any) -> Callable[..., Any] | None:
-    """A `model_init` whose fresh model carries the adapter; takes the trial as Trainer's own does."""
-    if model_init is None or peft_config is None:
+def with_adapter(model_init: Callable[..., Any] | None, peft_config: Any, args: Any) -> Callable[..., Any] | None:
+    """A `model_init` whose fresh model carries the adapter or is frozen as asked; takes the trial as Trainer's does."""
+    trainable = getattr(args, "trainable", None)
+    if model_init is None or (peft_config is None and not trainable):
         return model_init
-    from sft_toolkit.lora.inject import inject
-
-    takes_trial = bool(model_init.__code__.co_argcount) if hasattr(model_init, "__code__") else False
+    takes_trial = bool(inspect.signature(model_init).parameters)
 
     def fresh(trial: Any = None) -> nn.Module:
-        wrapped: nn.Module = inject(model_init(trial) if takes_trial else model_init(), peft_config)
-        return wrapped
+        made: nn.Module = model_init(trial) if takes_trial else model_init()
+        return cast(nn.Module, _adapted(made, args, peft_config))
 
     return fresh
+
+
+def _adapted(model: Any, args: Any, peft_config: Any) -> Any:
+    if peft_config is not None:
+        from sft_toolkit.lora.inject import inject
+
+        model = inject(model, peft_config)
+    if getattr(args, "trainable", None):
+        train_only(model, args.trainable)
+        lets_gradients_in(model, args)
+    return model
+
+
+def adapter_callbacks(model: Any) -> list[TrainerCallback]:
+    """What an adapter needs at every update; nothing for most."""
+    if not hasattr(model, "peft_config"):
+        return []
+    from sft_toolkit.lora.adalora import schedule_of
+
+    return schedule_of(model)
 
 
 def complete_adapter(model: Any, output_dir: str | None, portable: bool) -> None:

@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
+from sft_toolkit.intake import adapter_callbacks
 from sft_toolkit.step_times import StepTimes
 from sft_toolkit.utilisation import utilisation_of
 
 if TYPE_CHECKING:
     from sft_toolkit.trainer import SFTTrainer
+
+
+def chores_of(trainer: SFTTrainer) -> list[TrainerCallback]:
+    """What its adapter needs at every update, and the chores; the last callbacks."""
+    return [*adapter_callbacks(trainer.model), LoopChores(trainer)]
 
 
 class LoopChores(TrainerCallback):

@@ -17,21 +17,22 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from sft_toolkit.accounting import Batch, EvalMeter, TokenMeter
+from sft_toolkit.adapter_trainer import AdapterTrainer
 from sft_toolkit.data.loading import Batches, batches_by_part, dataloader, evaluation_order, training_order
 from sft_toolkit.data.sampler import EpochSampler
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset
+from sft_toolkit.data_intake import EVAL, TRAIN, check_all_ids, check_ids, collator_for, resolve_dataset
 from sft_toolkit.engine_trainer import EngineTrainer
 from sft_toolkit.forward_paths import ForwardPaths
-from sft_toolkit.data_intake import EVAL, TRAIN, check_ids, collator_for, resolve_dataset
-from sft_toolkit.intake import complete_adapter, refuse_unsupported, resolve_model, resolve_tokenizer, with_adapter
+from sft_toolkit.intake import refuse_unsupported, resolve_model, resolve_tokenizer, with_adapter
 from sft_toolkit.log_entry import add_to_log
-from sft_toolkit.loop_chores import LoopChores
+from sft_toolkit.loop_chores import chores_of
 from sft_toolkit.modules import without_adapter
 from sft_toolkit.saving import SavingTrainer
 from sft_toolkit.training_args import SFTArguments
 
 
-class SFTTrainer(SavingTrainer, EngineTrainer):
+class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer):
     """Supervised fine-tuning with the constructor of `transformers.Trainer`, in the same order, plus `peft_config`.
 
     Args:
@@ -81,16 +82,13 @@ class SFTTrainer(SavingTrainer, EngineTrainer):
             train_dataset = resolve_dataset(train_dataset, args, processing_class, TRAIN)
             eval_dataset = resolve_dataset(eval_dataset, args, processing_class, EVAL)
         model, processing_class = resolve_model(model, args, processing_class, peft_config)
-        model_init = with_adapter(model_init, peft_config)
-        for dataset, name in ((train_dataset, TRAIN), (eval_dataset, EVAL)):
-            check_ids(dataset, model, name, labels=isinstance(args, SFTArguments) and compute_loss_func is None)
+        check_all_ids(train_dataset, eval_dataset, model, isinstance(args, SFTArguments) and compute_loss_func is None)
         if isinstance(args, SFTArguments) and data_collator is None:
             data_collator = collator_for(train_dataset, processing_class)
         self._trains_tokens = _is_ours(train_dataset)
         self.token_meter = TokenMeter()
-        self.paths = ForwardPaths(
-            self, args, compute_loss_func is None and (self._trains_tokens or train_dataset is None)
-        )
+        computes_loss = compute_loss_func is None and (self._trains_tokens or train_dataset is None)
+        self.paths = ForwardPaths(self, args, computes_loss)
         callbacks = [self.paths, *(callbacks or [])] if self._trains_tokens else callbacks
         super().__init__(
             cast(Any, model),
@@ -99,7 +97,7 @@ class SFTTrainer(SavingTrainer, EngineTrainer):
             train_dataset,
             eval_dataset,
             processing_class,
-            model_init,
+            with_adapter(model_init, peft_config, args),
             compute_loss_func,
             compute_metrics,
             callbacks,
@@ -109,7 +107,8 @@ class SFTTrainer(SavingTrainer, EngineTrainer):
         )
         if self._trains_tokens:
             refuse_unsupported(self.args)
-            self.add_callback(LoopChores(self))
+            for chore in chores_of(self):
+                self.add_callback(chore)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's; the model gets its own attention back, whatever ends the training."""
@@ -254,8 +253,8 @@ class SFTTrainer(SavingTrainer, EngineTrainer):
             add_to_log(self, cast(dict[str, Any], logs))
         super().log(logs, start_time)
 
-    def rows_of_update(self, update: int) -> list[int]:
-        """Row numbers (1-based, as in the source files) that all ranks trained on in the 0-based `update`.
+    def rows_of_update(self, update: int) -> list[Any]:
+        """Row numbers (1-based, as in the source files; with the file where there are several) of the 0-based `update`.
 
         Computed from the order and not carried in batches: it costs nothing until something goes wrong.
         """
@@ -273,15 +272,6 @@ class SFTTrainer(SavingTrainer, EngineTrainer):
             count = getattr(self.base_model(), "num_parameters", None)  # not every module has it
             self._flop_parameters = 0 if count is None else int(count(exclude_embeddings=True))
         return 6 * int(inputs["input_ids"].numel()) * self._flop_parameters
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As Trainer's, plus what an adapter needs beside it: its base's fingerprint, and the generation config."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            complete_adapter(self.paths.unwrapped(), output_dir or self.args.output_dir, portable=not _internal_call)
-        config = getattr(self.base_model(), "generation_config", None)
-        if self.args.should_save and isinstance(self.args, SFTArguments) and config is not None:
-            config.save_pretrained(output_dir or self.args.output_dir)
 
     def base_model(self) -> Any:
         """The model without its adapter and without the wrappers of the engine."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sft_toolkit.callbacks.metrics_file import MetricsFileCallback as MetricsFileCallback
     from sft_toolkit.callbacks.progress import ProgressCallback as ProgressCallback
     from sft_toolkit.callbacks.samples import SamplesCallback as SamplesCallback
+    from sft_toolkit.callbacks.unfreeze import UnfreezeCallback as UnfreezeCallback
 
 _HOME = {
     "CompleteCallback": "complete",
@@ -28,6 +29,7 @@ _HOME = {
     "NonFiniteGuard": "health",
     "ProgressCallback": "progress",
     "SamplesCallback": "samples",
+    "UnfreezeCallback": "unfreeze",
 }
 __all__ = sorted(_HOME)
 

@@ -43,6 +43,7 @@ MAKERS: dict[str, Callable[[], TrainerCallback]] = {
     "NonFiniteGuard": ours.NonFiniteGuard,
     "ProgressCallback": lambda: ours.ProgressCallback(io.StringIO(), bar=True),
     "SamplesCallback": _samples,
+    "UnfreezeCallback": lambda: ours.UnfreezeCallback({0: ["*"]}),
 }
 MARKS = {"checkpoint-2/COMPLETE", "checkpoint-3/COMPLETE"}
 WRITES = {
