@@ -17,6 +17,19 @@ Reduce = Callable[[Tensor], Tensor]
 """A vector of this rank -> its sum over all ranks."""
 
 
+def _tokens_of_rows(batch: Batch) -> Tensor:
+    """Tokens of a batch without padding and without the rows of one token that even out ranks: int64 scalar."""
+    mask, positions = batch.get("attention_mask"), batch.get("position_ids")
+    if mask is not None:
+        lengths = mask.sum(1)
+        return (lengths * (lengths > 1)).sum()
+    total = torch.tensor(batch["labels"].numel(), device=batch["labels"].device)
+    if positions is None:
+        return total
+    starts = torch.nn.functional.pad(positions == 0, (0, 1), value=True)
+    return total - (starts[:, :-1] & starts[:, 1:]).sum()
+
+
 class TokenMeter:
     """Adds up what each update holds on this rank, and turns it into log entries over all ranks.
 
@@ -60,10 +73,10 @@ class TokenMeter:
         total = torch.zeros(3, dtype=torch.int64, device=device)
         weight: Tensor | None = None
         for batch in batches:
-            labels, mask, weights = batch["labels"], batch.get("attention_mask"), batch.get("loss_weights")
+            labels, weights = batch["labels"], batch.get("loss_weights")
             slots = torch.tensor(labels.numel(), device=device)
             supervised = labels[:, 1:] != IGNORE_INDEX
-            total += torch.stack([slots if mask is None else mask.sum(), supervised.sum(), slots])
+            total += torch.stack([_tokens_of_rows(batch), supervised.sum(), slots])
             if weights is not None:
                 part = (weights[:, 1:] * supervised).sum(dtype=torch.float32)
                 weight = part if weight is None else weight + part

@@ -18,7 +18,7 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from sft_toolkit.args import DataArguments, PreparationArguments
+from sft_toolkit.args import DataArguments, PreparationArguments, SourceArguments
 from sft_toolkit.data.cache import cache_key, template_text
 from sft_toolkit.data.carried import Carried
 from sft_toolkit.data.formats import RENAMING, converter
@@ -31,6 +31,7 @@ from sft_toolkit.data.readers.raw import RawRow
 from sft_toolkit.data.render import Renderer
 from sft_toolkit.data.report import Tally, describe, nothing_left, too_many_refused, total
 from sft_toolkit.data.source_tokens import SourceReader, SourceTokens, formats_by_file
+from sft_toolkit.data.sources import is_local
 from sft_toolkit.data.split import Indices, Keys, held_out, linked
 from sft_toolkit.data.summary import Mask, all_content, joined, report_of, short_names
 from sft_toolkit.data.tokenise import SourceTokenizer
@@ -181,6 +182,7 @@ def check_options(data: DataArguments) -> Ordering:
         problems.append(f"data.val_split: {data.val_split} is neither a share below 1 nor a whole number of rows")
     if data.group_by is not None and not data.val_split:
         problems.append("data.group_by: has a meaning for val_split only; take it out, or set val_split")
+    problems += _hub_options_of_files(data)
     problems += _problems("data.sampler", lambda: ordering_of(data.sampler))
     problems += _problems("data.transform", lambda: transform_of(data.transform, 0, None))
     if not problems and data.packing:
@@ -188,6 +190,22 @@ def check_options(data: DataArguments) -> Ordering:
     if problems:
         raise ConfigError(problems)
     return ordering_of(data.sampler)
+
+
+def _hub_options_of_files(data: DataArguments) -> list[str]:
+    """Options that only a hub data set has, given for files, where they would be passed over."""
+    named = [("data.train", data.train), *((f"data.eval.{name}", group) for name, group in data.eval.items())]
+    return [
+        f"{key}: {source.path} is a file, and {', '.join(options)} a matter of hub data sets; take it out"
+        for key, group in named
+        for source in group
+        if (options := _hub_options(source)) and is_local(source)
+    ]
+
+
+def _hub_options(source: SourceArguments) -> list[str]:
+    chosen = {"split": source.split != "train", "subset": source.subset, "revision": source.revision}
+    return [name for name, on in chosen.items() if on]
 
 
 def _problems(key: str, build: Callable[[], object]) -> list[str]:

@@ -25,7 +25,7 @@ from sft_toolkit.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EMPTY_ANSWER = "an assistant message without text: only its end is learned"
+EMPTY_ANSWER = "an answer without text: only its end is learned"
 CONTROL_IN_PROMPT = "control tokens spelled in user, system or tool text: the model reads them as control tokens"
 CONTROL_IN_ANSWER = "control tokens spelled in an assistant's text: the model learns them as control tokens"
 NO_END_OF_TURN = "no end-of-turn token after an assistant's text: the model does not learn to stop there"
@@ -219,7 +219,8 @@ class Renderer:
     def _plain(self, example: PlainText) -> _Draft:
         text = example.prompt + example.completion
         learned = Span(0 if self._supervise == "all" else len(example.prompt), len(text))
-        notes = () if self._eos is not None else (NO_END_TOKEN,)
+        notes: tuple[str, ...] = () if example.completion else (EMPTY_ANSWER,)
+        notes += () if self._eos is not None else (NO_END_TOKEN,)
         return _Draft(text, [learned], is_plain=True, notes=notes)
 
     def _token_row(self, row: TokenRow) -> Tokens | Refusal:

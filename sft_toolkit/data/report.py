@@ -110,7 +110,8 @@ def nothing_left(name: str, tally: Tally) -> str:
         f"{reason}: {count:,} (first: {', '.join(_examples(tally.warnings[reason])[:1])})"
         for reason, count in tally.rows_dropped.items()
     )
-    return f"{name}: no row is left to train on, {tally.rows_read:,} were read. Dropped: {reasons}"
+    purpose = "evaluate" if "eval" in name else "train on"
+    return f"{name}: no row is left to {purpose}, {tally.rows_read:,} were read. Dropped: {reasons}"
 
 
 def too_many_refused(name: str, tally: Tally, limit: float | None) -> str | None:

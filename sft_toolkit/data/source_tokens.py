@@ -6,7 +6,7 @@ import datetime
 import inspect
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerBase
 from sft_toolkit.args import DataArguments, PreparationArguments, SourceArguments
 from sft_toolkit.data.cache import TokenCache, cache_key, code_fingerprint, template_text, tokenizer_fingerprint
 from sft_toolkit.data.carried import GROUP, NOTHING, Carried
-from sft_toolkit.data.conversation import Example
-from sft_toolkit.data.formats import LAYOUTS, converter, detect_format
+from sft_toolkit.data.formats import LAYOUTS, detect_format
+from sft_toolkit.data.maps import WatchedMaps
 from sft_toolkit.data.readers.raw import RawRow
 from sft_toolkit.data.render import Renderer
 from sft_toolkit.data.report import Tally
@@ -112,11 +112,13 @@ class SourceReader:
 
         def build(path: Path) -> dict[str, Any]:
             formats = _formats(source, asked, self.data.on_bad_row == "error")
-            tokenizer = SourceTokenizer(self.data, self.renderer, _reader(source, formats), carried)
+            reader = WatchedMaps(source, formats)
+            tokenizer = SourceTokenizer(self.data, self.renderer, reader, carried)
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, tokenizer.schema) as writer:
                 for batch in tokenizer.batches(read_rows(source, self.data.on_bad_row)):
                     writer.write_batch(batch)
                     logger.debug("%s: %s rows read", source.path, f"{tokenizer.tally.rows_read:,}")
+            reader.report(tokenizer.tally)
             return {"tally": tokenizer.tally.as_dict()}
 
         entry = self.cache.build_once(key, build)
@@ -152,16 +154,6 @@ def _formats(source: SourceArguments, asked: str, strict: bool) -> dict[str, str
     if asked != "auto":
         return asked
     return formats_by_file(read_rows(source, "error" if strict else "drop"), source.columns)
-
-
-def _reader(source: SourceArguments, formats: dict[str, str] | str) -> Callable[[RawRow], Example]:
-    def converter_for(format: str) -> Callable[[RawRow], Example]:
-        return converter(format, source.columns, source.roles)
-
-    if isinstance(formats, str):
-        return converter_for(formats)
-    by_file = {file: converter_for(format) for file, format in formats.items()}
-    return lambda raw: by_file[raw.source](raw)
 
 
 def _source_key(source: SourceArguments, asked: str) -> dict[str, Any]:

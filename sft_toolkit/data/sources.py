@@ -19,7 +19,7 @@ from sft_toolkit.data.readers.table import read_csv, read_tsv
 from sft_toolkit.errors import DataError
 from sft_toolkit.hints import near
 
-__all__ = ["READERS", "RawRow", "drop_nulls", "expand", "fingerprint", "read_rows"]
+__all__ = ["READERS", "RawRow", "drop_nulls", "expand", "fingerprint", "is_local", "read_rows"]
 
 READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
     ".jsonl": read_jsonl,
@@ -74,6 +74,12 @@ def expand(source: SourceArguments) -> list[Path]:
     if _is_hub_id(source.path):
         return []
     raise DataError(f"{source.path}: no such file{_near(path)}")
+
+
+def is_local(source: SourceArguments) -> bool:
+    """True for a source that is a file or a glob which matches files."""
+    path = Path(source.path).expanduser()
+    return path.is_file() or (glob.has_magic(source.path) and any(glob.iglob(str(path), recursive=True)))
 
 
 def fingerprint(source: SourceArguments) -> str:

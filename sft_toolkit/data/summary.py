@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from datasets import Dataset, concatenate_datasets
 
+from sft_toolkit.data.readers.raw import place
 from sft_toolkit.data.report import EXAMPLES, Tally, total
 from sft_toolkit.data.source_tokens import SourceTokens
 from sft_toolkit.data.split import Indices, Keys
@@ -92,7 +93,7 @@ def _warn(tally: Tally, kind: str, sources: Sequence[SourceTokens], positions: I
     if not len(positions):
         return
     everything = joined(sources, [np.arange(len(source.rows)) for source in sources])
-    named = [f"{row['source']}, row {row['row']}" for row in everything.select(positions[:EXAMPLES])]
+    named = [place(row["source"], row["row"]) for row in everything.select(positions[:EXAMPLES])]
     tally.warn(kind, named, len(positions))
     logger.warning("%s: %s rows, first %s", kind, f"{len(positions):,}", "; ".join(named))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from sft_toolkit.data.collate import IGNORED
 from sft_toolkit.data.facts import RowFacts, row_lengths
+from sft_toolkit.data.readers.raw import place
 from sft_toolkit.data.sampler import BLANK
 
 __all__ = ["PackedDataset", "RowsDataset", "TokenRowDict", "blank_row", "row_lengths", "row_numbers"]
@@ -56,6 +58,19 @@ class _TokenItems:
         """What a sampler may know of the items."""
         return RowFacts(self.all_columns, rows_per_update, self.bins)
 
+    def _names(self, rows: Sequence[int]) -> list[int] | list[str]:
+        """Numbers of rows in their source; with the source where there are several."""
+        if not self._has_several_sources:
+            return [int(self.numbers[row]) for row in rows]
+        sources = self.all_columns.select_columns(["source"])[list(rows)]["source"]
+        return [place(source, int(self.numbers[row])) for source, row in zip(sources, rows, strict=True)]
+
+    @cached_property
+    def _has_several_sources(self) -> bool:
+        if "source" not in self.all_columns.column_names:
+            return False
+        return len(self.all_columns.with_format("arrow")["source"][:].unique()) > 1
+
     def _changed(self, row: TokenRowDict, epoch: int, index: int) -> TokenRowDict:
         return row if self.transform is None else self.transform(row, epoch, index)
 
@@ -66,9 +81,9 @@ class RowsDataset(_TokenItems, TorchDataset[TokenRowDict]):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def row_numbers(self, index: int) -> list[int]:
-        """Number of the row in its source, as a list of one (see `PackedDataset.row_numbers`)."""
-        return [int(self.numbers[index])]
+    def row_numbers(self, index: int) -> list[int] | list[str]:
+        """Number of the row in its source, as a list of one; "file, row N" where there are several sources."""
+        return self._names([index])
 
     def __getitem__(self, index: int) -> TokenRowDict:
         if index == BLANK:
@@ -97,9 +112,9 @@ class PackedDataset(_TokenItems, TorchDataset[dict[str, list[TokenRowDict]]]):
     def __len__(self) -> int:
         return len(self.bins)
 
-    def row_numbers(self, index: int) -> list[int]:
-        """Numbers, in their sources, of the rows in a bin."""
-        return [int(n) for n in self.numbers[list(self.bins[index])]]
+    def row_numbers(self, index: int) -> list[int] | list[str]:
+        """Numbers, in their sources, of the rows in a bin; "file, row N" where there are several sources."""
+        return self._names(self.bins[index])
 
     def __getitem__(self, index: int) -> dict[str, list[TokenRowDict]]:
         if index == BLANK:

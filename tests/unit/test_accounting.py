@@ -213,3 +213,17 @@ def test_utilisation_is_known_where_the_peak_is(monkeypatch: pytest.MonkeyPatch)
     meter.utilisation = lambda tokens, supervised, seconds: tokens * 0.25
     meter.count([{"labels": torch.tensor([[5, 6]])}])
     assert meter.log_entry(two_ranks)[0]["mfu"] == 0.5  # of one rank: 2 of 4 tokens
+
+
+def test_the_rows_that_even_out_the_ranks_are_no_tokens() -> None:
+    from sft_toolkit.data.collate import PackedCollator, PaddedCollator
+    from sft_toolkit.data.token_dataset import blank_row
+
+    row = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
+    padded = PaddedCollator(0)([row, blank_row(), row])
+    packed = PackedCollator()([{"documents": [row, row]}, {"documents": [blank_row()]}])
+    for batch, slots in ((padded, 9), (packed, 7)):
+        meter = TokenMeter()
+        assert int(meter.count([batch])) == 4
+        entry, _ = meter.log_entry(lambda value: value)
+        assert (entry["tokens"], entry["padding_share"]) == (6, round(1 - 6 / slots, 4))

@@ -117,3 +117,16 @@ def test_a_row_that_brings_its_own_mask_keeps_it() -> None:
         {"input_ids": [8, 9], "labels": [8, 9]},
     ]
     assert PaddedCollator(pad_token_id=0)(rows)["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 0]]
+
+
+def test_rows_of_several_sources_are_named_with_their_source() -> None:
+    tokens = datasets.Dataset.from_dict(
+        {
+            "input_ids": [[5, 6]] * 3,
+            "labels": [[5, 6]] * 3,
+            "row": [3, 1, 2],
+            "source": ["a.jsonl", "b.json", "b.json"],
+        }
+    )
+    assert RowsDataset(tokens).row_numbers(0) == ["a.jsonl, line 3"]
+    assert PackedDataset(tokens, [[0, 2], [1]]).row_numbers(0) == ["a.jsonl, line 3", "b.json, row 2"]

@@ -104,7 +104,7 @@ def test_a_warning_names_three_rows_and_counts_all(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", chats(*((f"q{i}", "") for i in range(5))))
     warnings = prepare(data(tmp_path, path), TOKENIZER).report["warnings"]
     assert warnings == {
-        "an assistant message without text: only its end is learned": {
+        "an answer without text: only its end is learned": {
             "count": 5,
             "rows": [f"{path}, line 1", f"{path}, line 2", f"{path}, line 3"],
         }
@@ -115,7 +115,7 @@ def test_rows_that_say_the_same_are_counted(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [*numbered(2), *numbered(2)])
     prepared = prepare(data(tmp_path, path), TOKENIZER)
     assert prepared.report["warnings"] == {
-        "says the same as an earlier row": {"count": 2, "rows": [f"{path}, row 3", f"{path}, row 4"]}
+        "says the same as an earlier row": {"count": 2, "rows": [f"{path}, line 3", f"{path}, line 4"]}
     }
     assert prepared.report["rows_kept"] == 4
 
@@ -124,7 +124,7 @@ def test_held_out_rows_that_are_trained_on_are_counted(tmp_path: Path) -> None:
     train, held = written(tmp_path / "a.jsonl", numbered(3)), written(tmp_path / "b.jsonl", numbered(2, start=2))
     options = data(tmp_path, train, eval={"eval": [SourceArguments(path=held)]})
     assert prepare(options, TOKENIZER).report["eval"]["eval"]["warnings"] == {
-        "held-out rows that are also trained on": {"count": 1, "rows": [f"{held}, row 1"]}
+        "held-out rows that are also trained on": {"count": 1, "rows": [f"{held}, line 1"]}
     }
 
 
@@ -248,7 +248,7 @@ def test_no_row_left_lists_every_reason_with_its_count(tmp_path: Path) -> None:
 def test_a_held_out_set_without_rows_is_an_error_too(tmp_path: Path) -> None:
     train, held = written(tmp_path / "a.jsonl", numbered(2)), written(tmp_path / "b.jsonl", chats(("a" * 50, "b")))
     options = data(tmp_path, train, eval={"long": [SourceArguments(path=held)]}, max_length=30)
-    with pytest.raises(DataError, match=r"^data\.eval\.long: no row is left to train on, 1 were read"):
+    with pytest.raises(DataError, match=r"^data\.eval\.long: no row is left to evaluate, 1 were read"):
         prepare(options, TOKENIZER)
 
 

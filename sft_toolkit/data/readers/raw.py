@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 
+def place(source: str, number: int) -> str:
+    """Where a row is, for messages, from what is kept of it: `train.jsonl, line 7`."""
+    by_line = source.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+    return f"{source}, {'line' if by_line else 'row'} {number}"
+
+
 @dataclass(frozen=True)
 class RawRow:
     """One row of a source.
