@@ -27,7 +27,7 @@ def trained(folder: Path, model: Any, **changes: Any) -> SFTTrainer:
 
 
 def plain_step(model: Any, rows: Any) -> tuple[float, list[float], dict[str, torch.Tensor]]:
-    """NLL, what is optimised where that is more, and weights after one SGD step of rate 1, from the model's own logits, row by row."""
+    """NLL, what is optimised where that is more, weights after one SGD step of rate 1; from the model's own logits."""
     total, auxiliary = torch.zeros(()), torch.zeros(())
     for i in range(len(ROWS)):
         batch = PaddedCollator(0)([rows[i]])
