@@ -72,6 +72,9 @@ class ModelArguments(Checked):
         "auto", "Dtype of the loaded weights. auto: fp32 when all weights are trained, else the training precision."
     )
     attn_implementation: str = knob("auto", "Attention of transformers (sdpa, eager, flash_attention_2, ...).")
+    quantize: Literal["nf4", "int8"] | None = knob(
+        None, "Quantise the frozen base below an adapter (QLoRA) with bitsandbytes; merging takes the whole weights."
+    )
     trust_remote_code: bool = knob(False, "Run Python code that the model folder ships. Only if you read it.")
     chat_template: str | None = knob(
         None, "Jinja file that replaces the tokenizer's chat template; saved with the model."
@@ -228,6 +231,12 @@ class TrainingExtras:
         "Supervised tokens that are projected to the vocabulary at once. Default: by vocabulary and device; less takes "
         "less memory, more may be faster on a GPU.",
         minimum=1,
+    )
+    gradient_transform: Named = knob(
+        None,
+        "Changes gradients after unscaling and before clipping: clip_each, freeze, noise, a registered name or dotted "
+        "path; or {name: {option: value}}. Not under DeepSpeed and FSDP.",
+        kind="gradient_transform",
     )
     log_entropy: bool = knob(
         False, "Also log the mean entropy of the predictions, in nats; costs a softmax over the vocabulary."

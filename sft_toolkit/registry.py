@@ -19,7 +19,7 @@ from sft_toolkit.hints import did_you_mean
 
 Registered = TypeVar("Registered")
 
-KINDS = ("callback", "metric", "format", "sampler", "loss", "transform")
+KINDS = ("callback", "metric", "format", "sampler", "loss", "transform", "gradient_transform")
 BUILT_IN: dict[str, dict[str, str]] = {
     "callback": {
         "complete": "sft_toolkit.callbacks.complete.CompleteCallback",
@@ -61,6 +61,11 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "nll": "sft_toolkit.objectives.nll",
     },
     "transform": {},
+    "gradient_transform": {
+        "clip_each": "sft_toolkit.gradient_transforms.ClipEach",
+        "freeze": "sft_toolkit.gradient_transforms.Freeze",
+        "noise": "sft_toolkit.gradient_transforms.Noise",
+    },
 }
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 

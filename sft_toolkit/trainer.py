@@ -24,6 +24,7 @@ from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset
 from sft_toolkit.data_intake import EVAL, TRAIN, check_all_ids, check_ids, collator_for, resolve_dataset
 from sft_toolkit.engine_trainer import EngineTrainer
 from sft_toolkit.forward_paths import ForwardPaths
+from sft_toolkit.gradients import GradientTrainer
 from sft_toolkit.intake import refuse_unsupported, resolve_model, resolve_tokenizer, with_adapter
 from sft_toolkit.log_entry import add_to_log
 from sft_toolkit.loop_chores import chores_of
@@ -32,7 +33,7 @@ from sft_toolkit.saving import SavingTrainer
 from sft_toolkit.training_args import SFTArguments
 
 
-class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer):
+class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer):
     """Supervised fine-tuning with the constructor of `transformers.Trainer`, in the same order, plus `peft_config`.
 
     Args:
@@ -105,6 +106,7 @@ class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer):
             optimizer_cls_and_kwargs,
             preprocess_logits_for_metrics,
         )
+        self.use_gradient_transform(getattr(self.args, "gradient_transform", None))
         if self._trains_tokens:
             refuse_unsupported(self.args)
             for chore in chores_of(self):
