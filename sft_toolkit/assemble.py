@@ -18,6 +18,7 @@ from sft_toolkit.deepspeed_config import check_settings_in_use
 from sft_toolkit.distributed import asked_by, check_launch, check_section, start_problems
 from sft_toolkit.earlier_run import is_repeated, leaves_nothing_to_do, refuse_silent_changes
 from sft_toolkit.errors import ConfigError, TrainingDivergedError
+from sft_toolkit.parent import launcher
 from sft_toolkit.phases import phase
 from sft_toolkit.run_files import opened_output_dir, write_configuration, write_report
 
@@ -74,8 +75,8 @@ def run(config: str | Path, overrides: Sequence[str] = ()) -> RunResult:
 
 def train(config: RunConfig) -> RunResult:
     """Train from a checked configuration; a run that is finished already is left alone."""
-    output_dir = Path(config.training["output_dir"])
-    check_launch(config.distributed, os.environ)
+    output_dir, started_by = Path(config.training["output_dir"]), launcher()
+    refuse_start(config)
     if is_repeated(output_dir, config):
         return RunResult(output_dir)
     rehearsal = check_run(config)
@@ -88,8 +89,20 @@ def train(config: RunConfig) -> RunResult:
             tokenizer, prepared = prepare_data(config)
             check_evaluation(config, tokenizer, prepared)
         with phase("loading the model"):
-            trainer, callbacks = assemble(config, tokenizer, prepared, rehearsal.callbacks)
+            trainer, callbacks = assemble(config, tokenizer, prepared, rehearsal.callbacks, started_by)
         return fit(config, trainer, callbacks, checkpoint)
+
+
+def refuse_start(config: RunConfig) -> None:
+    """`check_launch`; where it finds something, everything else that is wrong is told with it."""
+    try:
+        check_launch(config.distributed, os.environ)
+    except ConfigError as error:
+        try:
+            check_run(config)
+        except ConfigError as others:
+            raise ConfigError(list(dict.fromkeys([*error.problems, *others.problems]))) from error
+        raise
 
 
 def check_run(config: RunConfig) -> Rehearsal:
@@ -155,11 +168,13 @@ def assemble(
     tokenizer: Any,
     prepared: Prepared,
     users: Sequence[TrainerCallback] = (),
+    started_by: int | None = None,
 ) -> tuple[SFTTrainer, RunCallbacks]:
     """Arguments, model, adapter, callbacks -> a trainer that is ready to train.
 
     Args:
         users: the callbacks of the configuration that are not ours, built.
+        started_by: the launcher; when it has gone, the run saves and stops.
     """
     from sft_toolkit.data.loading import for_evaluation, for_training, seed_of
     from sft_toolkit.run_callbacks import RunCallbacks
@@ -169,7 +184,7 @@ def assemble(
     model = build_model(config, args, tokenizer, prepared)
     if args.process_index == 0:  # not before the model is there: what is refused until now leaves nothing behind
         write_down(config, args, prepared)
-    callbacks = RunCallbacks(config, args, tokenizer, prepared, users)
+    callbacks = RunCallbacks(config, args, tokenizer, prepared, users, started_by)
     held_out = {
         name: for_evaluation(tokens, args, prepared.eval_parts.get(name, ())) for name, tokens in prepared.evals.items()
     }
@@ -219,10 +234,11 @@ def build_model(config: RunConfig, args: SFTArguments, tokenizer: Any, prepared:
     """Base model, the same ids as the tokenizer's, and the adapter."""
     from transformers import set_seed
 
-    from sft_toolkit.distributed import start_process_group
+    from sft_toolkit.distributed import refuse_missing_device, start_process_group
     from sft_toolkit.lora.inject import inject
     from sft_toolkit.model import align, load_model, new_token_ids
 
+    refuse_missing_device(args, os.environ)
     start_process_group(args)
     if config.model.attn_implementation != "auto":
         args.packed_attention = "as_loaded"  # an attention that was asked for by name stays
@@ -274,12 +290,11 @@ def save_final(trainer: SFTTrainer, output_dir: Path) -> Path:
 
 def save_merged(trainer: SFTTrainer, adapter: Path, merged: Path) -> Path:
     """`merged/`: the plain model with the adapter added in, verified by logits on reload."""
-    from sft_toolkit.engagement import engaged
+    from sft_toolkit.lora.live import why_not_live
     from sft_toolkit.lora.merge import merge, merge_live
 
-    in_shards = engaged(trainer).strategy in ("zero3", "fsdp")
-    if trainer.is_world_process_zero() and in_shards:
-        merge(adapter, merged)  # from the files just written: no rank holds the whole base
+    if trainer.is_world_process_zero() and why_not_live(trainer.model):
+        logger.info("%s", merge(adapter, merged))  # no rank holds the whole base in full precision
     elif trainer.is_world_process_zero():
         merge_live(trainer.model, cast(Any, trainer.processing_class), merged)
     return merged

@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
 from typing import TypeAlias
 
@@ -64,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     _with_config(commands, "train", _train, "train, as `accelerate launch train.py` does, in this process")
     _with_config(commands, "prepare", _prepare, "build the token cache and the data report; loads no model")
     preview = _with_config(commands, "preview", _preview, "show what is trained, token by token")
-    preview.add_argument("--rows", type=int, default=3, metavar="N", help="rows to show (default 3)")
+    preview.add_argument("--rows", type=_at_least_one, default=3, metavar="N", help="rows to show (default 3)")
     preview.add_argument("--json", action="store_true", help="one JSON object a line")
     preview.add_argument("--html", metavar="FILE", help="write a page for the browser")
     _with_config(commands, "check", _check, "all errors and warnings, and the resolved configuration; trains nothing")
@@ -96,6 +97,12 @@ def _with_config(commands: Commands, name: str, command: object, help: str) -> a
     return parser
 
 
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, not {text}")
+    return int(text)
+
+
 def _train(options: argparse.Namespace) -> int:
     problems = list(launch_problems(os.environ))
     if problems:  # before anything is read: ranks that can't find one another would wait for one another
@@ -123,7 +130,8 @@ def _preview(options: argparse.Namespace) -> int:
     from sft_toolkit.data.preview import json_lines, terminal
     from sft_toolkit.data.preview_bins import in_words
 
-    shown = preview(options.config, options.overrides, options.rows)
+    with _libraries_on_stderr():
+        shown = preview(options.config, options.overrides, options.rows)
     if options.html:
         from sft_toolkit.data.preview_page import page
 
@@ -142,9 +150,11 @@ def _preview(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from sft_toolkit.commands import check
+    with _libraries_on_stderr():
+        from sft_toolkit.commands import check
 
-    print(check(options.config, options.overrides))
+        resolved = check(options.config, options.overrides)
+    print(resolved)
     return 0
 
 
@@ -164,6 +174,11 @@ def _merge(options: argparse.Namespace) -> int:
     allowed = options.allow_other_base
     print(merge(options.adapter, options.output, options.dtype, weights=options.weights, allow_other_base=allowed))
     return 0
+
+
+def _libraries_on_stderr() -> AbstractContextManager[object]:
+    """What a library prints when it is imported (DeepSpeed does) is no part of a result on standard output."""
+    return redirect_stdout(sys.stderr)
 
 
 def _is_the_one_to_say_it() -> bool:

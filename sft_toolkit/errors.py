@@ -43,3 +43,7 @@ class TrainingDivergedError(RuntimeError):
     """The loss or a gradient is no longer a finite number: names steps and rows (exit code 1)."""
 
     exit_code = 1
+
+
+EXPECTED = (ConfigError, DataError, CheckpointError, TrainingDivergedError, OSError)
+"""What says all there is to say in its message; anything else may need its traceback."""

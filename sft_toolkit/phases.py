@@ -1,11 +1,14 @@
-"""In which part of a run an unexpected failure came, so that the command line can say it in one line."""
+"""In which part of a run an unexpected failure came and where its traceback lies, for a message of two lines."""
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-_NAME = "sft_toolkit_phase"
+_PHASE, _TRACEBACK = "sft_toolkit_phase", "sft_toolkit_traceback"
 
 
 @contextmanager
@@ -14,12 +17,27 @@ def phase(name: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not hasattr(error, _NAME):
-            setattr(error, _NAME, name)
+        if not hasattr(error, _PHASE):
+            setattr(error, _PHASE, name)
         raise
 
 
 def phase_of(error: BaseException) -> str | None:
     """What was going on when this was raised."""
-    name: str | None = getattr(error, _NAME, None)
+    name: str | None = getattr(error, _PHASE, None)
     return name
+
+
+def leave_traceback(error: BaseException, folder: Path) -> None:
+    """Write `error.txt` into the folder, one for each rank; not being able to is no second failure."""
+    rank = os.environ.get("RANK", "0")
+    path = folder / ("error.txt" if rank == "0" else f"error-rank{rank}.txt")
+    with suppress(OSError):
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        setattr(error, _TRACEBACK, str(path))
+
+
+def traceback_of(error: BaseException) -> str | None:
+    """The file that `leave_traceback` has written."""
+    path: str | None = getattr(error, _TRACEBACK, None)
+    return path

@@ -39,9 +39,10 @@ class RunCallbacks:
         tokenizer: Any,
         prepared: Prepared,
         users: Sequence[TrainerCallback] = (),
+        launcher: int | None = None,
     ) -> None:
         options = {entry.name: entry.options for entry in config.callbacks}
-        self.interrupt = build("callback", "interrupt", options.pop("interrupt", {}))
+        self.interrupt = build("callback", "interrupt", {"launcher": launcher} | options.pop("interrupt", {}))
         manifest = {"info": facts() | _asked(config, args, prepared), "interrupted": self._interrupted, "finish": False}
         self.manifest: ManifestCallback = build("callback", "manifest", manifest | options.pop("manifest", {}))
         self.samples = self._samples(config, tokenizer, prepared, options.pop("samples", {}))
@@ -131,6 +132,9 @@ class _Engagement(TrainerCallback):
         found = engaged(self.trainer)
         check_engaged(self.asked, found)
         self.manifest.info |= {"engaged": vars(found), **self.trainer.paths.facts()}
+        settings = getattr(args, "hf_deepspeed_config", None)
+        if settings is not None:  # every "auto" has its value by now
+            self.manifest.info["deepspeed"] = settings.config
         if state.is_world_process_zero:
             logger.info("%s", describe(found))
 

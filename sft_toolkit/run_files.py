@@ -14,7 +14,8 @@ from typing import Any
 
 from sft_toolkit._version import __version__
 from sft_toolkit.config import RunConfig, resolved_yaml
-from sft_toolkit.errors import ConfigError, DataError
+from sft_toolkit.errors import EXPECTED, ConfigError, DataError
+from sft_toolkit.phases import leave_traceback
 
 RESOLVED, REPORT = "config.resolved.yaml", "data_report.json"
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets", "deepspeed", "tokenizers", "numpy")
@@ -46,6 +47,10 @@ def opened_output_dir(folder: Path) -> Iterator[None]:
         if is_new:
             with suppress(OSError):  # not empty: something was written that may be worth keeping
                 folder.rmdir()
+        raise
+    except Exception as error:
+        if not isinstance(error, EXPECTED):
+            leave_traceback(error, folder)
         raise
 
 

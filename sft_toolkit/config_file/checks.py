@@ -24,6 +24,7 @@ from sft_toolkit.hints import did_you_mean, missing, near
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DATA_SUFFIX = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.(gz|zst|bz2|xz))?$", re.IGNORECASE)
+_FSDP = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "offload", "auto_wrap")
 _ZERO = ("zero1", "zero2", "zero3")
 
 
@@ -108,6 +109,11 @@ def check_distributed(distributed: DistributedArguments, training: dict[str, Any
         if training.get(key) is not None and getattr(distributed, ours) not in (None, "auto", training[key]):
             findings.add(f"training.{key}", f"contradicts distributed.{ours}; keep one of them")
     strategy, file = distributed.strategy, distributed.deepspeed
+    words = training["fsdp"].replace(",", " ").split() if isinstance(training.get("fsdp"), str) else []
+    for word in set(words) - set(_FSDP):
+        findings.add(
+            "training.fsdp", f"unknown '{word}'{did_you_mean(word, _FSDP)}; write true, and options in fsdp_config"
+        )
     if training.get("fsdp") and strategy != "fsdp":
         findings.add("training.fsdp", f"contradicts distributed.strategy: {strategy}; keep one of them")
     if file is not None:
@@ -126,6 +132,8 @@ def check_distributed(distributed: DistributedArguments, training: dict[str, Any
             findings.add(f"distributed.{key}", f"needs distributed.strategy {' or '.join(stages)}, not {strategy}")
         if place == "nvme" and distributed.nvme_path is None:
             findings.add(f"distributed.{key}", "nvme needs distributed.nvme_path, a folder on a local disk")
+    if training.get("gradient_transform") is not None and (file or strategy in (*_ZERO, "fsdp")):
+        findings.add("training.gradient_transform", f"can't reach the gradients of {'DeepSpeed' if file else strategy}")
 
 
 def check_held_out(

@@ -30,7 +30,7 @@ from sft_toolkit.lora.embedding import grow_table, is_tied, names_a_table, table
 from sft_toolkit.lora.origin import check_base
 from sft_toolkit.lora.portable import on_plain_base, start_of, takes_from_base
 from sft_toolkit.lora.saved import adapter_folder, read_config, tensor_shapes
-from sft_toolkit.lora.targets import check_names, resolve_targets, summary
+from sft_toolkit.lora.targets import check_names, left_out, resolve_targets, summary
 from sft_toolkit.model_source import first_mismatch
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def inject(model: Any, lora: LoraArguments | PeftConfig, new_token_ids: Sequence
         raise ConfigError(
             "the model carries an adapter already: pass it alone, or its base with the adapter's configuration"
         )
-    base = origin.of_model(model)
+    base, spared = origin.of_model(model), left_out(model)
     if isinstance(lora, LoraArguments) and lora.adapter:
         base.started_from = began = _began(adapter_folder(lora.adapter))
         wrapped = _continue(model, lora, adapter_folder(lora.adapter), began)
@@ -75,6 +75,8 @@ def inject(model: Any, lora: LoraArguments | PeftConfig, new_token_ids: Sequence
         # The embedding is frozen: without this, reentrant checkpointing finds no input to differentiate by.
         model.enable_input_require_grads()
     logger.info("adapter on these modules (name, how many, out x in):\n%s", summary(wrapped))
+    if isinstance(lora, LoraArguments) and lora.targets == "auto" and not lora.adapter and spared:
+        logger.info("lora.targets: auto leaves these alone:\n%s", "\n".join(spared))
     trainable, total = trainable_share(wrapped)
     logger.info("trainable: %s of %s parameters (%.2f %%)", f"{trainable:,}", f"{total:,}", 100 * trainable / total)
     return wrapped
@@ -94,8 +96,10 @@ def _start(model: Any, config: PeftConfig) -> PeftModel:
     check_config(model, config)
     try:
         return get_peft_model(model, config)
-    except ValueError as error:
-        raise ConfigError(f"lora: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, AssertionError, NotImplementedError) as error:
+        # peft meets most of its fields here for the first time, and some without a word of explanation.
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"lora: peft can't build this adapter: {said}") from error
 
 
 def _with_new_tokens(model: Any, config: PeftConfig, ids: Sequence[int]) -> PeftConfig:

@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from sft_toolkit.args import ModelArguments
 from sft_toolkit.errors import CheckpointError, ConfigError
 from sft_toolkit.gguf import forget_gguf, only_gguf, unpacked
 from sft_toolkit.lora.embedding import table_rows, tables
+from sft_toolkit.lora.live import copy_in_fp32, refuse_partial_weights
 from sft_toolkit.lora.origin import check_base
 from sft_toolkit.lora.saved import adapter_folder, read_config
 from sft_toolkit.lora.several import check_weights, put_on
@@ -118,9 +118,11 @@ def merge_live(
     Raises:
         CheckpointError: also where the weights are spread over processes or quantised; save the adapter and `merge` it.
     """
-    _refuse_partial_weights(model)
+    refuse_partial_weights(model)
     base = model.get_base_model()
-    return _merge(_copy_in_fp32(model), tokenizer, _usable_output(Path(output_dir)), dtype or _name_of(base.dtype))
+    report = _merge(copy_in_fp32(model), tokenizer, _usable_output(Path(output_dir)), dtype or _name_of(base.dtype))
+    logger.info("%s", report)
+    return report
 
 
 # ---------------------------------------------------------------- merge, write, verify
@@ -150,7 +152,6 @@ def _merge(pair: PeftModel, tokenizer: PreTrainedTokenizerBase | None, output: P
         difference = _compare(expected, reloaded, tolerance, f"rounding to {dtype} changes the model too much")
         report = MergeReport(str(output), dtype, difference, largest, tolerance)
         (partial / REPORT).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
-    logger.info("%s", report)
     return report
 
 
@@ -262,35 +263,6 @@ def _partial(output: Path) -> Iterator[Path]:
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _refuse_partial_weights(model: PeftModel) -> None:
-    partial = any(hasattr(p, "ds_id") or type(p).__name__ == "DTensor" for p in model.parameters())
-    if partial or getattr(model.get_base_model(), "hf_quantizer", None) is not None:
-        why = "spread over processes" if partial else "quantised"
-        raise CheckpointError(
-            f"the model's weights are {why} and can't be merged in place; the adapter is saved, merge it with "
-            "`sft-toolkit merge --adapter DIR --output DIR`"
-        )
-
-
-def _copy_in_fp32(model: PeftModel) -> PeftModel:
-    """An independent copy on the CPU; tied weights stay tied, and the model itself is not touched."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        data = parameter.detach().to("cpu", torch.float32, copy=True)
-        memo[id(parameter)] = nn.Parameter(data, requires_grad=False)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
-    # Accelerate puts its autocast wrapper on the instance; the copy uses the method of its class.
-    wrapped = [module for module in model.modules() if "forward" in vars(module)]
-    for module in wrapped:
-        memo |= {id(vars(module)[name]): name for name in ("forward", "_original_forward") if name in vars(module)}
-    copy = deepcopy(model, memo)
-    for module in copy.modules():
-        for name in ("forward", "_original_forward"):
-            vars(module).pop(name, None)
-    return copy
 
 
 def _name_of(dtype: torch.dtype | str) -> str:

@@ -68,6 +68,7 @@ class Workshop:
 
     def run(self, command: str, *arguments: str) -> Outcome:
         """One command with the configuration; log lines count as standard error, as on a terminal."""
+        self.capsys.readouterr()  # what making the folder printed
         root = logging.getLogger()
         handlers, level = root.handlers[:], root.level
         root.handlers = []  # so that basicConfig of the command line takes effect under pytest too
