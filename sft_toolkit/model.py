@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,8 @@ def load_model(model: ModelArguments, *, trains_all_weights: bool, precision: st
     dtype = weights_dtype(model, trains_all_weights=trains_all_weights, precision=precision)
     if model.attn_implementation != "auto":
         source["attn_implementation"] = model.attn_implementation
+    if model.quantize:
+        source["quantization_config"] = _quantisation(model, dtype, trains_all_weights)
     with in_plain_words(model, "model"):
         if model.gguf_file:
             source |= unpacked()
@@ -122,6 +125,30 @@ def load_model(model: ModelArguments, *, trains_all_weights: bool, precision: st
             "row would see one another: set data.packing: false"
         )
     return loaded  # type: ignore[no-any-return]
+
+
+def _quantisation(model: ModelArguments, dtype: torch.dtype, trains_all_weights: bool) -> Any:
+    """What `from_pretrained` takes; computing is in `dtype`, and nf4 quantises its scales too (QLoRA)."""
+    problems = quantisation_problems(model, trains_all_weights)
+    if problems:
+        raise ConfigError(problems)
+    from transformers import BitsAndBytesConfig
+
+    make: Any = BitsAndBytesConfig  # untyped
+    if model.quantize == "int8":
+        return make(load_in_8bit=True)
+    return make(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+
+
+def quantisation_problems(model: ModelArguments, trains_all_weights: bool) -> list[str]:
+    """Why `model.quantize` can't be met, known before any weight is read."""
+    key, reasons = f"model.quantize: {model.quantize}", {}
+    reasons["needs bitsandbytes: pip install 'sft-toolkit[bitsandbytes]'"] = find_spec("bitsandbytes") is None
+    reasons["quantised weights can't be trained in full: add a lora section"] = trains_all_weights
+    reasons["a GGUF is quantised already, and unpacked to train: leave the key out"] = model.gguf_file is not None
+    return [f"{key}: {reason}" for reason, holds in reasons.items() if model.quantize and holds]
 
 
 def weights_dtype(model: ModelArguments, *, trains_all_weights: bool, precision: str) -> torch.dtype:

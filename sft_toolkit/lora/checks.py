@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from peft import PeftConfig
 from torch import nn
 from transformers import PreTrainedModel
@@ -37,12 +38,14 @@ def check_config(model: nn.Module, config: PeftConfig, key: str = "lora.") -> No
 
 
 def refuse_loftq_without_its_packages() -> None:
-    """Raise ConfigError where LoftQ can't quantise: peft fails on the two one by one, the second time much later."""
+    """Raise ConfigError where LoftQ can't quantise: peft fails on each reason by itself, in the words of others."""
     absent = [name for name in ("bitsandbytes", "scipy") if find_spec(name) is None]
     if absent:
         raise ConfigError(
             f"lora.variant: loftq quantises with packages that are missing: pip install {' '.join(absent)}"
         )
+    if not torch.accelerator.is_available():
+        raise ConfigError("lora.variant: loftq quantises on a GPU, and there is none here")
 
 
 def warn_of_large_ranks(model: nn.Module) -> None:

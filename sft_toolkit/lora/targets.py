@@ -82,6 +82,26 @@ def summary(model: nn.Module) -> str:
     return "\n".join(f"  {name:<{width}}  {count:>4}  {shape}" for (name, shape), count in sorted(kinds.items()))
 
 
+def left_out(model: nn.Module) -> list[str]:
+    """What `auto` leaves alone on this model, a line per kind: its name and why."""
+    reasons: dict[str, str] = {}
+    head = list(tables(model).values())[1:]
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        if module in head:
+            reasons[parts[-1]] = "the head; name it in lora.targets or lora.modules_to_save to train it"
+        elif isinstance(module, nn.Linear | Conv1D) and _left_out(name):
+            sense = next((part for part in parts[:-1] if any(s in part for s in OTHER_SENSES)), None)
+            reasons[sense or parts[-1]] = "text never reaches it" if sense else "chooses between experts"
+    for name, parameter in model.named_parameters():
+        if len(getattr(parameter, "ds_shape", parameter.shape)) == 3 and not _left_out(f"{name}.x"):
+            reasons[".".join(name.split(".")[-2:])] = (
+                "stacked experts; name them in lora.target_parameters to train them"
+            )
+    width = max((len(name) for name in reasons), default=0)
+    return [f"  {name:<{width}}  {why}" for name, why in reasons.items()]
+
+
 def _linear(model: nn.Module, everything: bool) -> list[str]:
     head = list(tables(model).values())[1:]
     return [

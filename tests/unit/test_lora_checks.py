@@ -15,7 +15,7 @@ from sft_toolkit.args import LoraArguments
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.lora.inject import inject, trainable_share
 from sft_toolkit.lora.merge import merge
-from sft_toolkit.lora.targets import adapted_modules
+from sft_toolkit.lora.targets import adapted_modules, left_out
 from tests.tiny import tiny_model
 from tests.unit.test_lora_inject import difference, logits
 from tests.unit.test_lora_states import train
@@ -102,6 +102,11 @@ def test_loftq_names_the_packages_that_it_lacks(monkeypatch: pytest.MonkeyPatch)
     assert problems(tiny_model(), LoraArguments(variant="loftq")) == [
         "lora.variant: loftq quantises with packages that are missing: pip install bitsandbytes scipy"
     ]
+    if not torch.accelerator.is_available():
+        monkeypatch.setattr("sft_toolkit.lora.checks.find_spec", lambda name: object())
+        assert problems(tiny_model(), LoraArguments(variant="loftq")) == [
+            "lora.variant: loftq quantises on a GPU, and there is none here"
+        ]
 
 
 def test_a_method_that_is_no_change_of_weights_can_not_be_merged(tmp_path: Any) -> None:
@@ -124,6 +129,11 @@ def test_the_experts_of_a_mixture_take_an_adapter(tmp_path: Any) -> None:
         return MixtralForCausalLM.from_pretrained(tmp_path / "base")
 
     extra = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    assert left_out(load()) == [
+        "  lm_head               the head; name it in lora.targets or lora.modules_to_save to train it",
+        "  experts.gate_up_proj  stacked experts; name them in lora.target_parameters to train them",
+        "  experts.down_proj     stacked experts; name them in lora.target_parameters to train them",
+    ]
     model = inject(load(), LoraArguments(r=2, targets=["q_proj"], extra=extra))
     before = logits(model)
     assert sorted(adapted_modules(model)) == ["model.layers.0.mlp.experts", "model.layers.0.self_attn.q_proj"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import socket
@@ -215,6 +216,30 @@ def test_bf16_checkpoint_is_trained_in_fp32_and_loaded_in_bf16_below_an_adapter(
     model.to(torch.bfloat16).save_pretrained(folder)
     assert {p.dtype for p in load(folder, precision="bf16").parameters()} == {torch.float32}
     assert {p.dtype for p in load(folder, precision="bf16", trains_all_weights=False).parameters()} == {torch.bfloat16}
+
+
+def test_quantisation_that_can_not_be_met_is_refused_before_the_weights_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sft_toolkit.model.find_spec", lambda name: None)
+    (folder / "model.safetensors").unlink()
+    model = ModelArguments(name_or_path=str(folder), quantize="nf4")
+    with pytest.raises(ConfigError) as caught:
+        load_model(model, trains_all_weights=True, precision="fp32", packing=False)
+    assert caught.value.problems == [
+        "model.quantize: nf4: needs bitsandbytes: pip install 'sft-toolkit[bitsandbytes]'",
+        "model.quantize: nf4: quantised weights can't be trained in full: add a lora section",
+    ]
+
+
+def test_a_checkpoint_of_quantised_weights_names_the_package_that_reads_it(folder: Path) -> None:
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        pytest.skip("bitsandbytes is installed")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"^model\.name_or_path: the model of .* can't be loaded: .*bitsandbytes"):
+        load(folder, trains_all_weights=False)
 
 
 def test_packing_is_refused_where_a_state_runs_through_the_row(tmp_path: Path) -> None:
