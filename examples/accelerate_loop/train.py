@@ -73,7 +73,8 @@ def train(model: Any, tokenizer: Any, rows: list[dict[str, Any]], options: Optio
     forward = SupervisedForward(model)
     forward.try_chunks(wrapped)
 
-    meter, log = TokenMeter(), []
+    meter = TokenMeter()
+    log: list[dict[str, float]] = []
     wrapped.train()
     for epoch in range(options.epochs):
         order.set_epoch(epoch)
