@@ -8,7 +8,6 @@ for arguments built in Python (`start_problems`); `engagement.py` compares what 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -187,7 +186,18 @@ def start_engine(args: SFTArguments, env: Mapping[str, str]) -> None:
     if problems:
         raise ConfigError(problems)
     check_settings_in_use(args, env)
+    refuse_missing_device(args, env)
     start_process_group(args)
+
+
+def refuse_missing_device(args: TrainingArguments, env: Mapping[str, str]) -> None:
+    """Refuse FSDP on a CPU, where accelerate would train with DDP in its place.
+
+    Raises:
+        ConfigError: says what to take.
+    """
+    if args.use_cpu and (args.fsdp or _is_true(env, "ACCELERATE_USE_FSDP")):
+        raise ConfigError("fsdp: accelerate has FSDP on accelerators only; take zero3, which runs on a CPU too")
 
 
 def start_process_group(args: TrainingArguments) -> None:
@@ -195,12 +205,7 @@ def start_process_group(args: TrainingArguments) -> None:
 
     Without it every rank believes to be alone, loads the whole model, and fails in `train()` on the batch size
     ("2 != 1 * 1 * 1").
-
-    Raises:
-        ConfigError: FSDP was asked for on a CPU, where DDP would run in its place.
     """
-    if args.use_cpu and (args.fsdp or _is_true(os.environ, "ACCELERATE_USE_FSDP")):
-        raise ConfigError("fsdp: accelerate has FSDP on accelerators only; take zero3, which runs on a CPU too")
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
     # Reading world_size is what starts accelerate's own group.

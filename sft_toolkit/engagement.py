@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sft_toolkit.args import DistributedArguments
@@ -36,17 +36,19 @@ class Engagement:
     parameters_total: int
     parameters_trainable: int
     offload: dict[str, str] = field(default_factory=dict)  # {"optimizer": "cpu"}; empty without offload
+    parameters_on_rank: int = 0
+    predicted_memory: dict[str, int] = field(default_factory=dict)  # bytes on a device by part; planning/memory.py
 
 
 def engaged(trainer: Trainer, env: Mapping[str, str] | None = None) -> Engagement:
     """What really runs; call it once `trainer.model_wrapped` is prepared, from `on_train_begin` on."""
-    from sft_toolkit.engines import count_parameters, offload_of, precision_of, strategy_of
+    from sft_toolkit.engines import count_parameters, held_parameters, offload_of, precision_of, strategy_of
 
     launch = read_launch(os.environ if env is None else env) or Launch()
     args, model = trainer.args, trainer.model_wrapped
     micro = args.per_device_train_batch_size * max(1, args.n_gpu)
     total, trainable = count_parameters(model)
-    return Engagement(
+    found = Engagement(
         strategy=strategy_of(model),
         world_size=args.world_size,
         local_world_size=min(launch.local_world_size, args.world_size),
@@ -59,7 +61,32 @@ def engaged(trainer: Trainer, env: Mapping[str, str] | None = None) -> Engagemen
         parameters_total=total,
         parameters_trainable=trainable,
         offload=offload_of(model),
+        parameters_on_rank=held_parameters(model),
     )
+    return replace(found, predicted_memory=_predicted(found, trainer))
+
+
+def _predicted(found: Engagement, trainer: Trainer) -> dict[str, int]:
+    """What `plan` says of this run; nothing where the arguments don't say how long rows are."""
+    if not hasattr(trainer.args, "max_length") or trainer.model is None or found.strategy == "dp":
+        return {}
+    from sft_toolkit.planning.memory import memory_of
+    from sft_toolkit.planning.setup import setup_of
+    from sft_toolkit.planning.shape import shape_of
+
+    shape = shape_of(trainer.model)
+    setup = setup_of(
+        trainer.args,
+        shape,
+        on_cpu=found.device == "cpu",
+        precision=found.precision,
+        strategy=found.strategy,
+        devices=found.world_size,
+        devices_per_node=found.local_world_size,
+        offload_optimizer="optimizer" in found.offload,
+        offload_param="param" in found.offload,
+    )
+    return memory_of(shape, setup).device
 
 
 def check_engaged(asked: DistributedArguments, engaged: Engagement, env: Mapping[str, str] | None = None) -> None:
@@ -102,6 +129,18 @@ def describe(engagement: Engagement) -> str:
             f"strategy    {e.strategy}{offload}",
             f"precision   {e.precision}",
             f"batch       {e.micro_batch} x {e.accumulation} accumulated x {e.world_size} ranks = {e.global_batch}",
-            f"parameters  {e.parameters_total:,}, {e.parameters_trainable:,} trainable ({share:.2f} %)",
+            f"parameters  {e.parameters_total:,}, {e.parameters_trainable:,} trainable ({share:.2f} %)"
+            + (f", {e.parameters_on_rank:,} on this rank" if e.parameters_on_rank else ""),
+            *_memory_line(e.predicted_memory),
         ]
     )
+
+
+def _memory_line(parts: dict[str, int]) -> list[str]:
+    if not parts:
+        return []
+    from sft_toolkit.planning.words import in_gib
+
+    largest = sorted(parts, key=lambda part: -parts[part])[:3]
+    shown = ", ".join(f"{part} {in_gib(parts[part])}" for part in largest)
+    return [f"memory      {in_gib(sum(parts.values()))} predicted on each device ({shown}, ...)"]

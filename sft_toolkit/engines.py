@@ -61,6 +61,17 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return total, trainable
 
 
+def held_parameters(model: nn.Module) -> int:
+    """Scalars of the model's weights that lie on this rank: all of them, or its share under ZeRO-3 and FSDP."""
+    held = 0
+    for parameter in model.parameters():
+        share: Any = getattr(parameter, "ds_tensor", None)  # ZeRO-3
+        if share is None:
+            share = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # FSDP2: a DTensor
+        held += int(share.numel())
+    return held
+
+
 def _uncompiled(model: nn.Module) -> nn.Module:
     inner: nn.Module = getattr(model, "_orig_mod", model)
     return inner

@@ -23,6 +23,7 @@ from sft_toolkit.args import (
     knob,
 )
 from sft_toolkit.deepspeed_config import settings_of
+from sft_toolkit.distributed import start_process_group
 from sft_toolkit.environment import environment_kept, without_variable
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.limits import beyond, problems_in
@@ -70,6 +71,9 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
         with environment_kept(), without_variable("ACCELERATE_CONFIG_DS_FIELDS"):
             super().__post_init__()  # type: ignore[no-untyped-call]
         self._check_world()
+        if self.deepspeed and "RANK" in os.environ:
+            # The user's own from_pretrained may come next, and under ZeRO-3 it takes the model apart.
+            start_process_group(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Trainer pickles its arguments into every checkpoint (training_args.bin): no secret may lie there.

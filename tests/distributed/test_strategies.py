@@ -112,6 +112,10 @@ def test_what_was_asked_for_engaged(name: str, ranks: dict[str, list[dict[str, A
     asked, found = STRATEGIES[name], ranks[name][0]["engaged"]
     offload = {key.removeprefix("offload_"): device for key, device in asked.items() if key.startswith("offload")}
     size = tiny_model().num_parameters()
+    held, predicted = found.pop("parameters_on_rank"), found.pop("predicted_memory")
+    # ZeRO-3 pads each weight to a multiple of the ranks.
+    assert size / 2 <= held < 1.01 * size / 2 if asked["strategy"] == "zero3" else held == size
+    assert sum(predicted.values()) > 0
     assert found == {
         "strategy": asked["strategy"],
         "world_size": 2,

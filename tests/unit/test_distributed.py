@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +180,12 @@ def test_the_start_up_block() -> None:
         "batch       2 x 4 accumulated x 2 ranks = 16",
         "parameters  1,000, 250 trainable (25.00 %)",
     ]
+    parts = {"weights": 3 * 2**30, "gradients": 0, "optimizer": 2**30, "activations": 50 * 2**20}
+    planned = replace(DDP_OF_TWO, parameters_on_rank=500, predicted_memory=parts)
+    assert describe(planned).splitlines()[4:] == [
+        "parameters  1,000, 250 trainable (25.00 %), 500 on this rank",
+        "memory      4.0 GiB predicted on each device (weights 3.0 GiB, optimizer 1.0 GiB, activations 50.0 MiB, ...)",
+    ]
     alone = Engagement("zero3", 1, 1, 1, "cuda", "bf16", 1, 1, 1, 8, 8, {"optimizer": "cpu", "param": "nvme"})
     assert describe(alone).splitlines()[:2] == [
         "processes   1 process on 1 node, device cuda",
@@ -194,7 +201,9 @@ def test_what_engaged_is_read_from_the_objects() -> None:
         args=SimpleNamespace(per_device_train_batch_size=3, gradient_accumulation_steps=2, world_size=1, n_gpu=0),
         accelerator=SimpleNamespace(device=torch.device("cpu"), mixed_precision="no"),
     )
-    assert engaged(trainer, {}) == Engagement("none", 1, 1, 1, "cpu", "fp32", 3, 2, 6, 20, 15)
+    assert engaged(trainer, {}) == Engagement(
+        "none", 1, 1, 1, "cpu", "fp32", 3, 2, 6, 20, 15, parameters_on_rank=20
+    )
     trainer.accelerator.mixed_precision = "bf16"
     assert engaged(trainer, {}).precision == "bf16"
     model.to(torch.bfloat16)
