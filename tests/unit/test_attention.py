@@ -15,7 +15,7 @@ import torch
 from peft import get_peft_model
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import AttentionInterface, PreTrainedModel, TrainerCallback
 from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask, create_sliding_window_causal_mask
 
 from sft_toolkit import ConfigError, SFTTrainer, attention, packed_attention
@@ -350,3 +350,37 @@ def test_what_is_saved_in_the_middle_loads_without_this_package(tmp_path: Path) 
 
 def test_the_private_question_that_is_asked_of_transformers_still_exists() -> None:
     assert PreTrainedModel._can_set_attn_implementation() is True
+
+
+# ---- Attention that leaks is found -----------------------------------------------------------------------------------
+
+
+def test_an_attention_that_joins_documents_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    def leaking(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **given: Any) -> Any:
+        return AttentionInterface()["sdpa"](module, query, key, value, None, **given)  # type: ignore[no-untyped-call]
+
+    AttentionInterface.register("tests_leaking", leaking)
+    model = tiny_model()
+    model.set_attn_implementation("tests_leaking")
+    trainer, _ = packed_trainer(tmp_path, model)
+    with pytest.raises(ConfigError, match="attention 'tests_leaking', LlamaForCausalLM lets a packed document see"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("lengths", [(12, 5, 12, 3), (7, 5, 5, 15), (6, 6, 5, 12, 3), (32,)])
+def test_a_fast_attention_that_is_wrong_anywhere_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]
+) -> None:
+    right = attention.attend_per_document
+
+    def wrong(module: Any, query: Any, key: Any, value: Any, documents: Any, *given: Any, **more: Any) -> Any:
+        of_the_probe = isinstance(documents, Documents) and documents.lengths == LENGTHS
+        mask = Documents(lengths) if of_the_probe else documents
+        return right(module, query, key, value, mask, *given, **more)
+
+    monkeypatch.setattr(attention, "attend_per_document", wrong)
+    trainer, seen = packed_trainer(tmp_path)
+    trainer.train()
+    assert seen.name == "sdpa"
+    assert trainer.paths.attention.path == "sdpa with a dense mask"
