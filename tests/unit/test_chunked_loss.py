@@ -265,6 +265,31 @@ def test_after_training_the_model_is_what_it_was(tmp_path: Path) -> None:
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in copied.modules())
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_training_leaves_no_attribute_no_hook_and_no_forward_behind(tmp_path: Path, packing: bool) -> None:
+    def inside(model: nn.Module) -> dict[str, Any]:
+        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        return {
+            # accelerate marks what it has prepared, under stock Trainer too
+            name: (
+                type(module),
+                vars(module).keys() - {"_is_accelerate_prepared"},
+                [len(getattr(module, kind)) for kind in hooks],
+            )
+            for name, module in model.named_modules()
+        }
+
+    model: Any = tiny_model()
+    before, config = inside(model), model.config.to_dict()
+    settings = sgd_arguments(
+        tmp_path, loss_chunk=4, packing=packing, max_length=128, activation_checkpointing=False, max_steps=2
+    )
+    SFTTrainer(model, settings, None, ROWS, ROWS, tiny_tokenizer()).train()
+    assert inside(model) == before
+    assert model.config.to_dict() == config
+    assert model.forward.__func__ is type(model).forward
+
+
 def test_what_speaks_against_chunks_is_told(tmp_path: Path) -> None:
     trainer = SFTTrainer(tiny_model(), sgd_arguments(tmp_path, torch_compile=True), None, ROWS, None, tiny_tokenizer())
     assert trainer.paths.facts() == {
