@@ -280,7 +280,7 @@ def test_training_leaves_no_attribute_no_hook_and_no_forward_behind(tmp_path: Pa
         }
 
     model: Any = tiny_model()
-    before, config = inside(model), model.config.to_dict()
+    before, config = inside(model), {**model.config.to_dict(), "use_cache": False}  # Trainer's use_cache
     settings = sgd_arguments(
         tmp_path, loss_chunk=4, packing=packing, max_length=128, activation_checkpointing=False, max_steps=2
     )
