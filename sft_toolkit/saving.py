@@ -168,8 +168,7 @@ class SavingTrainer(Trainer):
             if reason is None:
                 raise
             raise CheckpointError(
-                f"'{target}' could not be written: {reason}. It needs about {in_words(needed)}, and "
-                f"{in_words(free_bytes(target.parent))} are free there without it. {_what_stays(target)}"
+                f"'{target}' could not be written: {reason}. {_space(target, needed)}{_what_stays(target)}"
             ) from error
 
     def _is_whole(self, folder: Path) -> bool:
@@ -263,5 +262,15 @@ def _steps_behind(checkpoint: str | bool | None) -> int | None:
 
 def _what_stays(target: Path) -> str:
     older = [folder.name for folder in checkpoints(target.parent) if folder != target]
-    held = f"The older checkpoints ({', '.join(older[:3])}) are whole" if older else "No older checkpoint was there"
-    return f"{held}; make room (training.save_total_limit keeps fewer), then run the same command to go on."
+    held = f"Older checkpoints ({', '.join(older[:3])}) are untouched" if older else "No older checkpoint was there"
+    return f"{held}; mend that, then run the same command to go on."
+
+
+def _space(target: Path, needed: int) -> str:
+    free = free_bytes(target.parent)
+    if free is None or free > 2 * needed:
+        return ""  # a read-only disk has room enough
+    return (
+        f"It needs about {in_words(needed)}, and {in_words(free)} are free there without it "
+        "(training.save_total_limit keeps fewer). "
+    )

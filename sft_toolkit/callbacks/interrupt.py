@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save, stop. A second signal stops at once."""
+"""Ctrl-C, SIGTERM and its early warning SIGUSR1: finish the step, save, stop. A second signal stops at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ import torch
 from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sft_toolkit.parent import is_orphaned
+
 logger = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# SLURM's `--signal=USR1@120` warns two minutes before it ends a job; Windows has no such signal.
+EARLY_WARNING = getattr(signal, "SIGUSR1", None)
+SIGNALS = tuple(number for number in (signal.SIGTERM, signal.SIGINT, EARLY_WARNING) if number is not None)
 STANDARD_ERROR = 2
 # torchrun passes on to its workers a signal that a scheduler or a terminal has already sent to them too, a few
 # milliseconds later: that is the same request, not a second one.
@@ -32,14 +36,21 @@ class InterruptCallback(TrainerCallback):
     Handlers are installed while training runs, in the main thread only (Python allows no other), and the earlier ones
     come back afterwards. An exception skips `on_train_end`: whoever catches it calls `close()`.
 
-    A SIGINT that the process was started to ignore (nohup, a background job of a script) stays ignored.
+    A SIGINT that the process was started to ignore (nohup, a background job of a script) stays ignored. SIGUSR1 counts
+    as the SIGTERM that it announces; neither its repetition nor that SIGTERM is a second signal.
+
+    Args:
+        launcher: process id of the launcher that started this process (`parent.launcher()`); when it is gone, the run
+            saves and stops as at a SIGTERM.
 
     Attributes:
         signal_received: number of the signal that ended training, the same on every rank; None otherwise. A command
             line exits with 128 + this number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: int | None = None) -> None:
+        self._launcher = launcher
+        self._warned = False
         self.signal_received: int | None = None
         self._noted: int | None = None  # what this process got; the ranks have not agreed on it yet
         self._earlier: dict[int, Any] = {}
@@ -52,6 +63,7 @@ class InterruptCallback(TrainerCallback):
     ) -> None:
         self.close()
         self.signal_received = self._noted = None
+        self._warned = False
         self._echo_seconds = ECHO_SECONDS if args.world_size > 1 else 0.0
         self._speaks = state.is_world_process_zero
         if threading.current_thread() is not threading.main_thread():
@@ -62,6 +74,8 @@ class InterruptCallback(TrainerCallback):
             self._earlier[number] = signal.signal(number, self._note)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._noted is None and is_orphaned(self._launcher):
+            self._note_orphaned()
         self.signal_received = _agreed(self._noted, args)
         if self.signal_received is None:
             return
@@ -95,8 +109,21 @@ class InterruptCallback(TrainerCallback):
             # None: a handler that was not installed from Python and can't be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
+    def _note_orphaned(self) -> None:
+        self._noted = signal.SIGTERM
+        logger.warning("the launcher (process %d) is gone: this run ends as at a SIGTERM", self._launcher)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = monotonic()
+        if number == EARLY_WARNING:
+            if self._noted is None:
+                self._noted, self._warned = signal.SIGTERM, True
+                self._say(number, "")
+            return
+        if self._warned:
+            self._warned = False  # what it announced
+            self._received_at = now
+            return
         if self._noted is not None:
             if now - self._received_at < self._echo_seconds:
                 return
@@ -104,14 +131,16 @@ class InterruptCallback(TrainerCallback):
             signal.raise_signal(number)
             return
         self._noted, self._received_at = number, now
-        if self._speaks:
-            # Not through logging: a handler may run while the interrupted code holds the stream's lock.
-            name = signal.Signals(number).name
-            text = f"\n{name}: saving after this step, then stopping. Once more stops at once, without saving.\n"
-            os.write(STANDARD_ERROR, text.encode())
+        self._say(number, " Once more stops at once, without saving.")
         if not self._echo_seconds:
             # With the earlier handlers back, a second signal works even while a long C call keeps Python waiting.
             self.close()
+
+    def _say(self, number: int, more: str) -> None:
+        if self._speaks:
+            # Not through logging: a handler may run while the interrupted code holds the stream's lock.
+            text = f"\n{signal.Signals(number).name}: saving after this step, then stopping.{more}\n"
+            os.write(STANDARD_ERROR, text.encode())
 
 
 def _agreed(number: int | None, args: TrainingArguments) -> int | None:

@@ -8,16 +8,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from sft_toolkit import run
 from tests.tiny import chat, tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the processes that are started: sums over two threads may differ in their last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -91,6 +102,28 @@ def test_sigterm_saves_at_the_next_step_and_the_resumed_losses_are_the_same(
     killed = losses(tmp_path / "killed")
     assert killed == losses(tmp_path / "whole")
     assert len(killed) == stopped_at + 12
+
+
+@pytest.mark.slow
+def test_a_sigterm_that_only_the_launcher_gets_saves_too(config: dict[str, Any], tmp_path: Path) -> None:
+    """`accelerate launch` with one process dies of it at once and passes nothing on."""
+    config["training"] |= {"num_train_epochs": 4000, "save_steps": 10_000}
+    config["model"] |= {"attn_implementation": "eager"}
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+    command += [str(ROOT / "train.py"), "--config", str(written(config, tmp_path))]
+    with (tmp_path / "log").open("w") as log:
+        launcher = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    wait_for_lines(tmp_path / "killed" / "metrics.jsonl", 5)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=60) != 0
+    deadline = time.monotonic() + 60
+    while json.loads((tmp_path / "killed" / "run.json").read_text())["exit_state"] == "running":
+        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+    manifest = json.loads((tmp_path / "killed" / "run.json").read_text())
+    assert manifest["exit_state"] == "interrupted"
+    assert (tmp_path / "killed" / f"checkpoint-{manifest['step']}" / "COMPLETE").is_file()
+    assert "is gone: this run ends as at a SIGTERM" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow

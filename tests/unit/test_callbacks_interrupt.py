@@ -61,7 +61,7 @@ def handlers() -> Iterator[dict[int, Any]]:
     after = [signal.getsignal(number) for number in interrupt.SIGNALS]
     for number, handler in saved.items():
         signal.signal(number, handler)
-    assert after == [earlier, earlier]
+    assert after == [earlier] * len(interrupt.SIGNALS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -100,6 +100,51 @@ def test_a_second_signal_goes_to_the_earlier_handler_at_once(tmp_path: Path, han
     assert handlers["calls"] == []
     signal.raise_signal(signal.SIGTERM)
     assert handlers["calls"] == [signal.SIGTERM]
+
+
+def test_an_early_warning_is_the_signal_that_it_announces(
+    tmp_path: Path, handlers: dict[Any, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    callback = InterruptCallback()
+    trainer = stock_trainer(tmp_path, [SignalAt(3, signal.SIGUSR1), callback], max_steps=20)
+    trainer.train()
+    assert (trainer.state.global_step, callback.signal_received) == (3, signal.SIGTERM)
+    assert "SIGUSR1: saving after this step, then stopping.\n" in capfd.readouterr().err
+
+    callback.on_train_begin(arguments(tmp_path), state(0), TrainerControl())
+    for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+        signal.raise_signal(number)
+    assert handlers["calls"] == []
+    signal.raise_signal(signal.SIGTERM)
+    assert handlers["calls"] == [signal.SIGTERM]
+
+
+def test_without_its_launcher_a_run_ends_as_at_a_sigterm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = InterruptCallback(launcher=os.getppid())
+    trainer = stock_trainer(tmp_path, [callback], max_steps=2)
+    trainer.train()
+    assert callback.signal_received is None
+    gone = InterruptCallback(launcher=999_999_999)
+    trainer = stock_trainer(tmp_path, [gone], max_steps=20)
+    with caplog.at_level(logging.WARNING, logger="sft_toolkit"):
+        trainer.train()
+    assert (trainer.state.global_step, gone.signal_received) == (1, signal.SIGTERM)
+    assert caplog.messages == [
+        "the launcher (process 999999999) is gone: this run ends as at a SIGTERM",
+        "SIGTERM received: saving a checkpoint at step 1 and stopping",
+    ]
+    assert (tmp_path / "checkpoint-1").is_dir()
+
+
+def test_only_a_launcher_is_watched() -> None:
+    """A shell may go: `nohup` and `disown` leave a run behind on purpose."""
+    ask = "from sft_toolkit.parent import launcher; print(launcher() is not None)"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ask!r}])"
+    for name, watched in (("bash", False), ("/usr/bin/torchrun", True), ("accelerate", True)):
+        done = subprocess.run([sys.executable, "-c", start, name], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(watched)
 
 
 def test_with_several_processes_an_echo_within_half_a_second_is_no_second_signal(
