@@ -22,8 +22,9 @@ import platform
 import shutil
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
+
+from sft_toolkit.files_of_system import processes_using
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_DIRECTORY = ROOT / ".cache" / "torch_extensions"
@@ -95,22 +96,6 @@ def clear_lock(lock: Path, patience: float = 1200.0) -> str | None:
             announced = True
         time.sleep(0.1)
     return None
-
-
-def processes_using(lock: Path) -> list[int]:
-    """Ids of the processes that hold the lock file open, or whose working folder is the operator's (ninja, g++)."""
-    wanted = {str(lock), str(lock.parent)}
-    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if wanted & links_of(process)]
-
-
-def links_of(process: Path) -> set[str]:
-    """The working folder and the open files of a process; what it closes meanwhile is left out."""
-    targets = set()
-    with suppress(OSError):  # ended meanwhile, or another user's: such a lock is refused by its owner's id
-        for link in [process / "cwd", *(process / "fd").iterdir()]:
-            with suppress(OSError):
-                targets.add(os.readlink(link))
-    return targets
 
 
 def build(directory: Path, wanted: dict[str, str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -29,7 +30,7 @@ EXIT_CODES = """exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; never raises for an error of the user."""
-    options = build_parser().parse_args(argv)
+    options = _parsed(argv)
     level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     try:
@@ -51,6 +52,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options; overrides may also stand behind them."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(argv)
+    written = [word for word in rest if word.startswith("-") or "=" not in word or not hasattr(options, "overrides")]
+    if written:
+        dashed = next((word.lstrip("-") for word in written if re.match(r"--?\w+\.[\w.]+=", word)), None)
+        hint = f"; overrides are written without dashes: {dashed}" if dashed else ""
+        parser.error(f"unrecognized arguments: {' '.join(written)}{hint}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; every subcommand that reads a configuration takes overrides behind it."""
     parser = argparse.ArgumentParser(
@@ -70,12 +85,16 @@ def build_parser() -> argparse.ArgumentParser:
     preview.add_argument("--html", metavar="FILE", help="write a page for the browser")
     _with_config(commands, "check", _check, "all errors and warnings, and the resolved configuration; trains nothing")
 
-    plan = _with_config(commands, "plan", _plan, "memory of every strategy on a machine, and which fits; loads no weights")
+    plan = _with_config(commands, "plan", _plan, "memory of every strategy on a machine, and which fits")
     plan.add_argument("--device-memory", metavar="SIZE", help="of one device, such as 24GiB (default: of this machine)")
     plan.add_argument("--devices", type=int, metavar="N", help="of all hosts together")
     plan.add_argument("--host-memory", metavar="SIZE", help="of one host, such as 256GiB")
     plan.add_argument("--devices-per-host", type=int, default=8, metavar="N", help="default 8")
     plan.add_argument("--json", action="store_true", help="one JSON object, sizes in bytes")
+
+    doctor = _with_config(commands, "doctor", _doctor, "what of this machine would stop a training", required=False)
+    doctor.add_argument("--ranks", type=int, default=2, metavar="N", help="of the all-reduce; 0: none (default 2)")
+    doctor.add_argument("--json", action="store_true", help="a list of findings")
 
     merge = commands.add_parser("merge", help="merge an adapter into its base and verify the logits")
     merge.add_argument(
@@ -89,9 +108,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _with_config(commands: Commands, name: str, command: object, help: str) -> argparse.ArgumentParser:
+def _with_config(
+    commands: Commands, name: str, command: object, help: str, required: bool = True
+) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=help, description=help)
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML or JSON configuration")
+    parser.add_argument("--config", required=required, metavar="FILE", help="YAML or JSON configuration")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="values that replace the file's")
     parser.set_defaults(command=command)
     return parser
@@ -166,6 +187,20 @@ def _plan(options: argparse.Namespace) -> int:
     found = plan(options.config, options.overrides, machine)
     print(found.in_json() if options.json else found.in_words())
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    """1 where something is bad: the machine is not ready, and that is no mistake of a configuration."""
+    from sft_toolkit.doctor.checks import as_json, examine
+
+    findings = []
+    for finding in examine(dict(os.environ), options.config, options.overrides, options.ranks):
+        findings.append(finding)
+        if not options.json:
+            print(finding.in_words(), flush=True)
+    if options.json:
+        print(as_json(findings))
+    return int(any(finding.level == "bad" for finding in findings))
 
 
 def _merge(options: argparse.Namespace) -> int:

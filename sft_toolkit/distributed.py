@@ -22,6 +22,7 @@ from sft_toolkit.deepspeed_config import (
 from sft_toolkit.deepspeed_rules import value_of
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
+from sft_toolkit.jit_locks import locks
 from sft_toolkit.launch import Launch, launch_problems, read_launch
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def _strategy_problems(strategy: str, name: str, launch: Launch, env: Mapping[st
                 f"{name}: accelerate ignores DeepSpeed under `--cpu` (ACCELERATE_USE_CPU); start with `accelerate "
                 f"launch --use_deepspeed` or torchrun, and the CPU is taken by itself where there is nothing faster"
             )
+        yield from (lock.in_words() for lock in locks(env) if lock.is_stale)
     if strategy == "fsdp" and _is_true(env, "ACCELERATE_USE_CPU"):
         yield f"{name}: accelerate has FSDP on accelerators only; take zero3, which runs on a CPU too"
     started_as = "deepspeed" if _is_true(env, "ACCELERATE_USE_DEEPSPEED") else "auto"
