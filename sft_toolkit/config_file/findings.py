@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import yaml
 
+from sft_toolkit.args import SourceArguments
 from sft_toolkit.errors import ConfigError
 
 NO_LINE = -1
@@ -27,7 +28,7 @@ class Findings:
         self._problems: list[tuple[int, str]] = []
         self._blamed: list[str] = []
         self.warnings: list[str] = []
-        self.sources: dict[str, str] = {}  # the path of each data source, by its key
+        self.sources: dict[str, SourceArguments] = {}  # each data source that is written as a mapping, by its key
 
     def seen(self, key: str, node: yaml.Node) -> None:
         """Remember where a dotted key was written."""

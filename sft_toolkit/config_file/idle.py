@@ -1,6 +1,7 @@
-"""Keys that the user wrote and that nothing reads beside the rest of the configuration: said, not refused.
+"""Keys that the user set and that nothing reads beside the rest of the configuration: said, not refused.
 
 An override often switches off what a file goes on describing (`training.save_strategy=no`), so that these are warnings.
+A key at its default says nothing and is passed over: `config.resolved.yaml` holds all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import Any
 
 from sft_toolkit.args import DataArguments, DistributedArguments, EvaluationArguments, ModelArguments
 from sft_toolkit.config_file.findings import Findings
+
+# Of transformers; a value that is written out changes nothing.
+_TRAINING_DEFAULTS = {"save_steps": 500, "eval_steps": None, "logging_steps": 10, "num_train_epochs": 3}
 
 
 def warn_of_idle_keys(
@@ -34,43 +38,56 @@ def warn_of_idle_keys(
             findings.warn(key, f"has no effect: {message}")
 
 
+def _set(section: Any, *names: str) -> Iterator[str]:
+    """Which of these fields differ from their default."""
+    plain = type(section)()
+    return (name for name in names if getattr(section, name) != getattr(plain, name))
+
+
 def _model(model: ModelArguments) -> Iterator[tuple[str, str]]:
     if Path(model.name_or_path).expanduser().is_dir():
-        yield "model.revision", "model.name_or_path is a local folder"
+        for name in _set(model, "revision"):
+            yield f"model.{name}", "model.name_or_path is a local folder"
 
 
 def _sources(findings: Findings) -> Iterator[tuple[str, str]]:
     for key, source in findings.sources.items():
-        if Path(source).expanduser().exists() or any(sign in source for sign in "*?["):
-            for name in ("split", "subset", "revision"):
-                yield f"{key}.{name}", "that is for hub data sets, and the path is local"
+        is_local = Path(source.path).expanduser().exists() or any(sign in source.path for sign in "*?[")
+        for name in _set(source, "split", "subset", "revision") if is_local else ():
+            yield f"{key}.{name}", "that is for hub data sets, and the path is local"
 
 
 def _data(data: DataArguments) -> Iterator[tuple[str, str]]:
-    if data.mixing != "interleave":
-        yield "data.stopping_strategy", "it belongs to data.mixing: interleave"
-    if data.on_bad_row != "drop":
-        yield "data.max_refused", "it belongs to data.on_bad_row: drop"
+    for name in _set(data, "stopping_strategy") if data.mixing != "interleave" else ():
+        yield f"data.{name}", "it belongs to data.mixing: interleave"
+    for name in _set(data, "max_refused") if data.on_bad_row != "drop" else ():
+        yield f"data.{name}", "it belongs to data.on_bad_row: drop"
 
 
 def _training(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, strategy, others in (
-        ("save_steps", "save_strategy", ("no", "epoch", "best")),
-        ("eval_steps", "eval_strategy", ("no", "epoch")),
-        ("logging_steps", "logging_strategy", ("no", "epoch")),
-    ):
-        if training.get(strategy) in others:
-            yield f"training.{key}", f"training.{strategy} is {training[strategy]}"
+    idle = [
+        (key, f"training.{strategy} is {training[strategy]}")
+        for key, strategy, others in (
+            ("save_steps", "save_strategy", ("no", "epoch", "best")),
+            ("eval_steps", "eval_strategy", ("no", "epoch")),
+            ("logging_steps", "logging_strategy", ("no", "epoch")),
+        )
+        if training.get(strategy) in others
+    ]
     if training.get("max_steps", -1) > 0:
-        yield "training.num_train_epochs", f"training.max_steps: {training['max_steps']} decides"
+        idle.append(("num_train_epochs", f"training.max_steps: {training['max_steps']} decides"))
+    for key, message in idle:
+        if training.get(key, _TRAINING_DEFAULTS[key]) != _TRAINING_DEFAULTS[key]:
+            yield f"training.{key}", message
 
 
 def _distributed(distributed: DistributedArguments) -> Iterator[tuple[str, str]]:
     if "nvme" not in (distributed.offload_optimizer, distributed.offload_param):
-        yield "distributed.nvme_path", "nothing is offloaded to nvme"
+        for name in _set(distributed, "nvme_path"):
+            yield f"distributed.{name}", "nothing is offloaded to nvme"
 
 
 def _evaluation(evaluation: EvaluationArguments) -> Iterator[tuple[str, str]]:
     if evaluation.generate == 0:
-        for name in ("metrics", "max_new_tokens", "batch_size", "show"):
+        for name in _set(evaluation, "metrics", "max_new_tokens", "batch_size", "show"):
             yield f"evaluation.{name}", "evaluation.generate is 0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sft_toolkit.config_file.habits import ELSEWHERE, NOT_HERE
 from sft_toolkit.config_file.schema import SECTIONS, section_keys
 from sft_toolkit.hints import did_you_mean, near
 
@@ -42,40 +43,6 @@ REMOVED: dict[str, str] = {
     "use_legacy_prediction_loop": "it has no successor",
     "use_mps_device": "an available device is used without asking",
 }
-# Names of other toolkits and habits, as `section.key`.
-ELSEWHERE: dict[str, str] = {
-    "base_model": "model.name_or_path",
-    "batch_size": "training.per_device_train_batch_size",
-    "bs": "training.per_device_train_batch_size",
-    "cutoff_len": "data.max_length",
-    "dataset": "data.train",
-    "dataset_name": "data.train",
-    "datasets": "data.train",
-    "epochs": "training.num_train_epochs",
-    "eval_dataset": "data.eval",
-    "finetuning_type": "lora",
-    "grad_accum": "training.gradient_accumulation_steps",
-    "lora_r": "lora.r",
-    "lora_rank": "lora.r",
-    "lora_target": "lora.targets",
-    "lora_target_modules": "lora.targets",
-    "lr": "training.learning_rate",
-    "max_seq_len": "data.max_length",
-    "max_seq_length": "data.max_length",
-    "micro_batch_size": "training.per_device_train_batch_size",
-    "mix_strategy": "data.mixing",
-    "model_id": "model.name_or_path",
-    "model_name": "model.name_or_path",
-    "model_name_or_path": "model.name_or_path",
-    "num_epochs": "training.num_train_epochs",
-    "sample_packing": "data.packing",
-    "sequence_len": "data.max_length",
-    "template": "model.chat_template",
-    "train_dataset": "data.train",
-    "val_set_size": "data.val_split",
-    "val_size": "data.val_split",
-    "zero_stage": "distributed.strategy",
-}
 
 
 def explain_unknown(section: str, name: str) -> str:
@@ -112,8 +79,9 @@ def _moved(section: str, key: str) -> str | None:
     if key in REMOVED:
         return f"removed in transformers 5; {REMOVED[key]}"
     if key in ELSEWHERE:
-        return f"unknown {_kind(section)}; write {_local(ELSEWHERE[key], section)}"
-    return None
+        target, remark = ELSEWHERE[key]
+        return f"unknown {_kind(section)}; write {_local(target, section)}{f' ({remark})' if remark else ''}"
+    return f"unknown {_kind(section)}; {NOT_HERE[key]}" if key in NOT_HERE else None
 
 
 def _local(target: str, section: str) -> str:

@@ -176,7 +176,7 @@ def _source(node: yaml.Node, key: str, findings: Findings) -> SourceArguments:
                 hint = did_you_mean(name.value, keys) or f" (keys: {', '.join(keys)})"
                 findings.add(f"{key}.{name.value}", f"unknown key{hint}", name)
         source = SourceArguments(**read_keys(node, key, keys, findings))
-        findings.sources[key] = source.path
+        findings.sources[key] = source
         if not source.path and not findings.wrote(f"{key}.path"):
             findings.add(f"{key}.path", "required: a file, a glob or a hub id", node)
         return source

@@ -153,5 +153,6 @@ def test_the_resolved_text_is_complete_and_holds_no_secret(load: Load) -> None:
     assert written["callbacks"] == ["curve"]
     assert written["lora"] is None
     assert list(written["model"]) == [
-        "name_or_path", "revision", "gguf_file", "dtype", "attn_implementation", "trust_remote_code", "chat_template"
+        "name_or_path", "revision", "gguf_file", "dtype", "attn_implementation", "quantize", "trust_remote_code",
+        "chat_template",
     ]  # fmt: skip

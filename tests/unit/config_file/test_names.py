@@ -8,6 +8,8 @@ from sft_toolkit.args import (
     SourceArguments,
     field_names,
 )
+from sft_toolkit.config_file.habits import ELSEWHERE, NOT_HERE
+from sft_toolkit.config_file.schema import SECTIONS, section_keys
 from tests.unit.config_file.texts import MINIMAL, MODEL, TRAINING, Problems, training
 
 
@@ -38,7 +40,7 @@ class TestUnknownKeys:
             ("max_seq_length: 12", "training.max_seq_length: unknown key; write 'data.max_length'"),
             ("lora_alpha: 12",
              "training.lora_alpha: unknown key; 'lora_alpha' belongs to section 'lora': write lora.lora_alpha"),
-            ("zero_stage: 3", "training.zero_stage: unknown key; write 'distributed.strategy'"),
+            ("zero_stage: 3", "training.zero_stage: unknown key; write 'distributed.strategy' (zero1, zero2 or zero3)"),
             ("supervisee: all", "training.supervisee: unknown key; did you mean 'data.supervise'?"),
             ("xyzzy: 1", "training.xyzzy: unknown key "
              "(sections: model, data, lora, training, distributed, callbacks, evaluation)"),
@@ -78,3 +80,47 @@ class TestUnknownKeys:
             f"run.yaml:6: data.train.1.file: unknown key (keys: {keys})",
             "run.yaml:6: data.train.1.path: required: a file, a glob or a hub id",
         ]
+
+
+class TestOtherToolkits:
+    def test_every_name_leads_to_a_key_that_is_there_and_hides_none(self) -> None:
+        for name, (target, _) in ELSEWHERE.items():
+            section, _, key = target.partition(".")
+            assert section in SECTIONS
+            assert not key or key in section_keys(section), target
+            # In its own section it would never be reached.
+            assert name not in section_keys(section), name
+        own = {key for section in SECTIONS for key in section_keys(section)}
+        assert own & NOT_HERE.keys() == set()
+        assert ELSEWHERE.keys() & NOT_HERE.keys() == set()
+
+    @pytest.mark.parametrize(
+        ("text", "messages"),
+        [
+            ("sequence_len: 2048\nsample_packing: true\nmicro_batch_size: 2\nadapter: lora\n", [
+                "sequence_len: unknown section; write 'data.max_length'",
+                "sample_packing: unknown section; write 'data.packing'",
+                "micro_batch_size: unknown section; write 'training.per_device_train_batch_size'",
+                "adapter: unknown section; 'adapter' belongs to section 'lora': write lora.adapter",
+            ]),
+            ("finetuning_type: lora\nlora_target: all\ncutoff_len: 2048\nstage: sft\n", [
+                "finetuning_type: unknown section; write 'lora' (leave the section out for a full fine-tune)",
+                "lora_target: unknown section; write 'lora.targets' ('all' is written all-linear)",
+                "cutoff_len: unknown section; write 'data.max_length'",
+                "stage: unknown section; this toolkit does supervised fine-tuning only",
+            ]),
+            ("dataset_name: org/set\nassistant_only_loss: true\nload_in_4bit: true\n", [
+                "dataset_name: unknown section; write 'data.train'",
+                "assistant_only_loss: unknown section; write 'data.supervise' (assistant, which is the default)",
+                "load_in_4bit: unknown section; write 'model.quantize' (nf4)",
+            ]),
+            ("attn_impl: sdpa\nsplit_dataset_ratio: 0.1\ntarget_regex: x\n", [
+                "attn_impl: unknown section; write 'model.attn_implementation'",
+                "split_dataset_ratio: unknown section; write 'data.val_split'",
+                "target_regex: unknown section; write 'lora.targets'",
+            ]),
+        ],
+    )  # fmt: skip
+    def test_a_file_of_another_toolkit(self, problems: Problems, text: str, messages: list[str]) -> None:
+        found = problems(MINIMAL + text)
+        assert [problem.partition(" ")[2] for problem in found] == messages

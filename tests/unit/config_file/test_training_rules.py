@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sft_toolkit.config import load_config, resolved_yaml
 from tests.unit.config_file.texts import Load, Problems, training
 
 HELD_OUT = "data: {train: train.jsonl, eval: train.jsonl}\n"
@@ -123,3 +124,12 @@ def test_hub_options_of_local_files_are_named(load: Load, folder: Path) -> None:
         "run.yaml:4: data.train.0.split: has no effect: that is for hub data sets, and the path is local",
         "run.yaml:5: data.max_refused: has no effect: it belongs to data.on_bad_row: drop",
     ]
+
+
+def test_a_default_that_is_written_out_is_no_remark(load: Load, folder: Path) -> None:
+    (folder / "model").mkdir()
+    run = load("model: {name_or_path: model}\ndata: {train: train.jsonl}\ntraining: {output_dir: out, max_steps: 3}\n")
+    (folder / "resolved.yaml").write_text(
+        resolved_yaml(run, {**run.training, "save_steps": 500, "save_strategy": "no"})
+    )
+    assert load_config("resolved.yaml").warnings == []
