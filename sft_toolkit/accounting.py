@@ -171,7 +171,7 @@ class EvalMeter:
     """
 
     def __init__(self, parts: Sequence[tuple[str, int]] = ()) -> None:
-        self._sums: Tensor | None = None  # NLL, correct, tokens, entropy
+        self._sums: Tensor | None = None  # NLL, its weight, correct, tokens, entropy
         self._has_entropy = False
         self._part_of_batch = [name for name, batches in parts for _ in range(batches)]
         self._parts: dict[str, EvalMeter] = {}
@@ -182,8 +182,9 @@ class EvalMeter:
         exact = torch.float32 if totals.nll.device.type == "mps" else torch.float64  # mps has no float64
         self._has_entropy = totals.entropy is not None
         entropy = totals.nll.new_zeros(()) if totals.entropy is None else totals.entropy
+        weight = torch.as_tensor(totals.weight, dtype=exact, device=totals.nll.device)
         tokens = torch.tensor(totals.tokens, dtype=exact, device=totals.nll.device)
-        sums = torch.stack([totals.nll.to(exact), totals.correct.to(exact), tokens, entropy.to(exact)])
+        sums = torch.stack([totals.nll.to(exact), weight, totals.correct.to(exact), tokens, entropy.to(exact)])
         self._sums = sums if self._sums is None else self._sums + sums
         if self._batches < len(self._part_of_batch):
             self._parts.setdefault(self._part_of_batch[self._batches], EvalMeter()).add(totals)
@@ -196,9 +197,10 @@ class EvalMeter:
         """
         if self._sums is None:
             return {"loss": None}
-        nll, correct, tokens, entropy = reduce(self._sums).tolist()
-        found = {"loss": nll, "token_accuracy": correct, **({"entropy": entropy} if self._has_entropy else {})}
-        return {name: total / tokens if tokens else 0.0 for name, total in found.items()}
+        nll, weight, correct, tokens, entropy = reduce(self._sums).tolist()
+        found = {"token_accuracy": correct, **({"entropy": entropy} if self._has_entropy else {})}
+        means = {name: total / tokens if tokens else 0.0 for name, total in found.items()}
+        return {"loss": nll / weight if weight else 0.0, **means}
 
     def loss_by_part(self, reduce: Reduce) -> dict[str, float | None]:
         """The loss of each part; the parts are the same on all ranks."""

@@ -102,7 +102,9 @@ def _check_packable(dataset: Dataset, args: SFTArguments, name: str) -> None:
 
 
 def check_all_ids(train_dataset: Any, eval_dataset: Any, model: Any, labels: bool) -> None:
-    """`check_ids` of the data sets that a trainer is built with."""
+    """`check_ids` of the data sets that a trainer is built with, and that its loss can follow their weights."""
+    if not labels and getattr(train_dataset, "weighted", False):
+        raise ConfigError("compute_loss_func: the weights of messages can't reach it; take the weights or it out")
     check_ids(train_dataset, model, TRAIN, labels)
     check_ids(eval_dataset, model, EVAL, labels)
 
@@ -155,11 +157,12 @@ def _predicts_tokens(model: Any) -> bool:
 def collator_for(dataset: Any, tokenizer: Any) -> Any:
     """The collator of our own layouts, or of plain token rows with labels; None leaves the choice to Trainer."""
     if isinstance(dataset, PackedDataset):
-        return PackedCollator()
+        return PackedCollator(dataset.weighted)
     if isinstance(dataset, RowsDataset) or _is_token_rows(dataset):
         pad = getattr(tokenizer, "pad_token_id", None)
         # Without a tokenizer the pad id is never looked at: padding is masked and carries no label.
-        return PaddedCollator(pad_token_id=0 if pad is None else pad)
+        weighted = isinstance(dataset, RowsDataset) and dataset.weighted
+        return PaddedCollator(pad_token_id=0 if pad is None else pad, weighted=weighted)
     return None
 
 

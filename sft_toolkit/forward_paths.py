@@ -64,7 +64,7 @@ class ForwardPaths(TrainerCallback):
             # DDP and ZeRO average gradients over ranks; a sum divided by all ranks' items must be averaged back.
             divisor = divisor / (trainer.accelerator.num_processes // trainer.get_tp_size())
         router = router_loss(outputs, trainer.base_model().config, totals.weight)
-        plain = self.objective is None and isinstance(totals.weight, int) and not torch.is_tensor(router)
+        plain = self.objective is None and not torch.is_tensor(router)
         trainer.token_meter.add(trainer.state.global_step, totals, None if plain else totals.nll / divisor)
         return (totals.loss + router) / divisor
 

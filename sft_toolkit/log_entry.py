@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 def add_to_log(trainer: SFTTrainer, logs: dict[str, Any]) -> None:
     """Scores, counters, speed and non-finite updates of a training entry; one reduction over the ranks.
 
-    `loss` is the mean NLL of a supervised token. Where something else is optimised (another objective, weights, a
-    router's loss), that is `objective`. Both are means over the updates since the last entry, as in Trainer.
+    `loss` is the mean NLL of a supervised token. Where something else is optimised (another objective, a router's
+    loss), that is `objective`. Both are means over the updates since the last entry, as in Trainer.
     """
     optimised = float(logs["loss"])
     entry, bad = trainer.token_meter.log_entry(trainer.sum_over_ranks)

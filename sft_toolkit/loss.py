@@ -27,7 +27,7 @@ class Totals:
 
     Args:
         loss: fp32 scalar, what is optimised, with a graph.
-        nll: fp32 scalar, negative log-likelihood in nats, without a graph and without weights.
+        nll: fp32 scalar, negative log-likelihood in nats times the weights, without a graph.
         correct: int64 scalar, tokens whose target no other token exceeds in likelihood.
         entropy: fp32 scalar, of the predicted distributions in nats; None where nobody asked.
         tokens: how many there are. A number: their logits have been picked, so that the host knows it already.
@@ -78,11 +78,12 @@ def score(
     logits = logits.float()
     if objective is None:
         cost = cross_entropy(logits, targets, reduction="none")
-        nll = cost.detach().sum()
         cost = cost if weights is None else cost * weights
+        nll = cost.detach().sum()
     else:
         with torch.no_grad():
-            nll = cross_entropy(logits, targets, reduction="sum")
+            each = cross_entropy(logits, targets, reduction="none")
+            nll = (each if weights is None else each * weights).sum()
         cost = objective(logits, targets, weights)
         if cost.shape != targets.shape:
             raise ValueError(f"an objective returns a loss per token: {tuple(targets.shape)}, not {tuple(cost.shape)}")

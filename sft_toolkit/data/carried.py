@@ -16,7 +16,7 @@ from sft_toolkit.data.readers.raw import RawRow
 from sft_toolkit.errors import ConfigError
 
 GROUP = "group"
-_OURS = ("input_ids", "labels", "row", "source", "content", GROUP)
+_OURS = ("input_ids", "labels", "loss_weights", "row", "source", "content", GROUP)
 
 
 @dataclass(frozen=True)

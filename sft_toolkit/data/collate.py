@@ -19,9 +19,10 @@ IGNORED = -100
 """Label of a token that is not learned."""
 
 Ids = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float32]
 
 Row = Mapping[str, Any]
-"""`input_ids` and `labels` of one document: lists, arrays or tensors of equal length."""
+"""`input_ids` and `labels` of one document, and `loss_weights` or not: lists, arrays or tensors of equal length."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,16 @@ class PaddedCollator:
     Args:
         pad_token_id: id put behind the shorter rows.
         pad_to_multiple_of: round the batch's length up to a multiple of this (8 for tensor cores).
+        weighted: the data set has rows with `loss_weights`, this batch perhaps not.
 
     Returns (from the call):
-        `input_ids`, `attention_mask`, `labels`: int64 (B, L). Padding has mask 0 and label -100.
+        `input_ids`, `attention_mask`, `labels`: int64 (B, L). Padding has mask 0 and label -100. `loss_weights`: fp32
+        (B, L), 0 where nothing is learned, if `weighted` or a row has them.
     """
 
     pad_token_id: int
     pad_to_multiple_of: int | None = None
+    weighted: bool = False
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         documents = [_document(row) for row in rows]
@@ -54,11 +58,12 @@ class PaddedCollator:
             input_ids[i, : len(ids)] = ids
             attention_mask[i, : len(ids)] = rows[i].get("attention_mask", 1)
             labels[i, : len(ids)] = targets
-        return {
-            "input_ids": torch.from_numpy(input_ids),
-            "attention_mask": torch.from_numpy(attention_mask),
-            "labels": torch.from_numpy(labels),
-        }
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        if _are_weighted(rows, self.weighted):
+            weights = batch["loss_weights"] = np.zeros(shape, dtype=np.float32)
+            for i, (row, (_, targets)) in enumerate(zip(rows, documents, strict=True)):
+                weights[i, : len(targets)] = _weights(row, targets)
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
 @dataclass(frozen=True)
@@ -68,21 +73,32 @@ class PackedCollator:
     There is no `attention_mask` on purpose: attention is separated by the restarts of `position_ids`, and a mask
     of ones would join the documents again.
 
+    Args:
+        weighted: as of `PaddedCollator`.
+
     Returns (from the call):
         `input_ids`, `labels`, `position_ids`: int64 (1, T), T = tokens of all documents of all bins of the batch;
-        `position_ids` restarts at 0 with each document.
+        `position_ids` restarts at 0 with each document. `loss_weights`: fp32 (1, T), as of `PaddedCollator`.
     """
 
+    weighted: bool = False
+
     def __call__(self, bins: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Tensor]:
-        documents = [_document(row) for packed in bins for row in packed["documents"]]
-        return {
+        rows = [row for packed in bins for row in packed["documents"]]
+        documents = [_document(row) for row in rows]
+        batch = {
             "input_ids": _one_row([ids for ids, _ in documents]),
             "labels": _one_row([targets for _, targets in documents]),
             "position_ids": _one_row([np.arange(len(ids)) for ids, _ in documents]),
         }
+        if _are_weighted(rows, self.weighted):
+            batch["loss_weights"] = _one_row(
+                [_weights(row, targets) for row, (_, targets) in zip(rows, documents, strict=True)]
+            )
+        return batch
 
 
-def _one_row(parts: list[Ids]) -> Tensor:
+def _one_row(parts: list[npt.NDArray[Any]]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts)[None])
 
 
@@ -99,3 +115,16 @@ def _document(row: Row) -> tuple[Ids, Ids]:
         )
     labels[0] = IGNORED
     return ids, labels
+
+
+def _are_weighted(rows: Sequence[Row], expected: bool) -> bool:
+    # Expected, because all batches of an update must agree: what their losses are divided by is a sum of weights then.
+    return expected or any(row.get("loss_weights") is not None for row in rows)
+
+
+def _weights(row: Row, targets: Ids) -> Weights:
+    given = row.get("loss_weights")
+    weights = np.ones(len(targets), dtype=np.float32) if given is None else np.asarray(given, dtype=np.float32)
+    if len(weights) != len(targets):
+        raise ValueError(f"a document needs one weight per token: {len(targets)} tokens, {len(weights)} loss_weights")
+    return np.where(targets == IGNORED, np.float32(0), weights)

@@ -103,18 +103,27 @@ class PlainText:
 class TokenRow:
     """A row that is tokens already. `labels[i]` is `input_ids[i]` where learned, -100 elsewhere; both shape (L,).
 
+    `weights`, (L,) as well, are the factors of the tokens' losses; None is 1 for each.
+
     Raises:
-        RowError: no tokens, unequal lengths, or labels that were shifted by one already (the model shifts them).
+        RowError: no tokens, unequal lengths, labels that were shifted by one already (the model shifts them), or a
+            weight that is below 0 or not finite.
     """
 
     input_ids: list[int]
     labels: list[int]
+    weights: list[float] | None = None
 
     def __post_init__(self) -> None:
         if not self.input_ids:
             raise RowError("input_ids is empty")
         if len(self.input_ids) != len(self.labels):
             raise RowError(f"input_ids has {len(self.input_ids)} tokens, labels has {len(self.labels)}")
+        if self.weights is not None:
+            if len(self.weights) != len(self.labels):
+                raise RowError(f"input_ids has {len(self.input_ids)} tokens, loss_weights has {len(self.weights)}")
+            if bad := [weight for weight in self.weights if not (math.isfinite(weight) and weight >= 0)]:
+                raise RowError(f"loss_weights holds {bad[0]}; expected finite numbers of at least 0")
         if _shifted(self.input_ids, self.labels):
             raise RowError("labels are shifted by one; each label must stand at its own token, the model shifts them")
 

@@ -44,7 +44,9 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "prompt_completion": Layout(("prompt", "completion"), ("tools", "chat_template_kwargs"), from_prompt_completion),
     "text": Layout(("text",), (), lambda row, roles: from_text(row)),
-    "tokenized": Layout(("input_ids",), ("labels", *MASKS, "attention_mask"), lambda row, roles: from_tokenized(row)),
+    "tokenized": Layout(
+        ("input_ids",), ("labels", *MASKS, "attention_mask", "loss_weights"), lambda row, roles: from_tokenized(row)
+    ),
 }
 
 

@@ -74,6 +74,7 @@ def _until(tokens: Tokens, stop: int) -> Tokens:
         min(tokens.head, stop),
         tuple(start for start in tokens.starts if start < stop),
         tokens.notes,
+        None if tokens.weights is None else tokens.weights[:stop],
     )
 
 
@@ -87,4 +88,5 @@ def _without(tokens: Tokens, start: int) -> Tokens:
         head,
         tuple(at - gone for at in tokens.starts if at >= start),
         tokens.notes,
+        None if tokens.weights is None else tokens.weights[:head] + tokens.weights[start:],
     )

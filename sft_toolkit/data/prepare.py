@@ -33,7 +33,7 @@ from sft_toolkit.data.report import Tally, describe, nothing_left, too_many_refu
 from sft_toolkit.data.source_tokens import SourceReader, SourceTokens, formats_by_file
 from sft_toolkit.data.sources import is_local
 from sft_toolkit.data.split import Indices, Keys, held_out, linked
-from sft_toolkit.data.summary import Mask, all_content, joined, report_of, short_names
+from sft_toolkit.data.summary import WEIGHTS, Mask, all_content, joined, report_of, short_names
 from sft_toolkit.data.tokenise import SourceTokenizer
 from sft_toolkit.data.transforms import transform_of
 from sft_toolkit.errors import ConfigError, DataError
@@ -153,6 +153,8 @@ def tokenize_rows(
         Carried(numbers=tuple(ordering_of(args.sampler).columns())),
     )
     table = pa.Table.from_batches(reader.batches(_numbered(rows, name)), schema=reader.schema).drop_columns(["content"])
+    if table.column(WEIGHTS).null_count == len(table):
+        table = table.drop_columns([WEIGHTS])
     logger.info("%s", describe(name, reader.tally))
     if not reader.tally.rows_kept:
         raise DataError(nothing_left(name, reader.tally))
@@ -261,7 +263,9 @@ def _mixture(sources: Sequence[SourceTokens], kept: list[Indices], data: DataArg
 
 
 def _hold_out(prepared: Prepared, name: str, sources: Sequence[SourceTokens], chosen: list[Indices]) -> None:
-    prepared.evals[name] = joined(sources, chosen).select_columns(["input_ids", "labels", "row", "source"])
+    rows = joined(sources, chosen)
+    wanted = ("input_ids", "labels", WEIGHTS, "row", "source")
+    prepared.evals[name] = rows.select_columns([column for column in wanted if column in rows.column_names])
     parts = [(part, len(rows)) for part, rows in zip(short_names(sources), chosen, strict=True) if len(rows)]
     if len(parts) > 1:
         prepared.eval_parts[name] = parts

@@ -24,6 +24,7 @@ class Piece:
         start, stop: their positions in the row.
         supervised: they are learned.
         special: they are control tokens, such as `<|im_end|>`.
+        weight: factor of their losses.
     """
 
     text: str
@@ -31,25 +32,23 @@ class Piece:
     stop: int
     supervised: bool
     special: bool
+    weight: float = 1.0
 
 
 def records(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[dict[str, Any]]:
     """The first `rows` rows of a token data set, each as
 
     `{"row": N, "source": FILE, "input_ids": [...], "labels": [...], "supervised": [TEXT, ...]}`,
-    where `supervised` holds the decoded text of each unbroken run of learned tokens.
+    where `supervised` holds the decoded text of each unbroken run of learned tokens. A row of which some tokens weigh
+    otherwise than 1 has `loss_weights` too.
     """
     for row in tokens.select(range(min(rows, len(tokens)))):
         ids, labels = row["input_ids"], row["labels"]
         runs = groupby(range(len(ids)), key=lambda i: labels[i] != IGNORED)
         supervised = [_decode(tokenizer, [ids[i] for i in run]) for learned, run in runs if learned]
-        yield {
-            "row": row["row"],
-            "source": row["source"],
-            "input_ids": ids,
-            "labels": labels,
-            "supervised": supervised,
-        }
+        record = {"row": row["row"], "source": row["source"], "input_ids": ids, "labels": labels}
+        weights = row.get("loss_weights")
+        yield {**record, "supervised": supervised, **({} if weights is None else {"loss_weights": weights})}
 
 
 def json_lines(shown: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -63,13 +62,18 @@ def pieces(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[P
     control = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
     result = []
     before = ""
-    for (supervised, special), run in groupby(range(len(ids)), key=lambda i: (labels[i] != IGNORED, ids[i] in control)):
+    weights = record.get("loss_weights") or [1.0] * len(ids)
+
+    def kind(i: int) -> tuple[bool, bool, float]:
+        return labels[i] != IGNORED, ids[i] in control, weights[i] if labels[i] != IGNORED else 1.0
+
+    for (supervised, special, weight), run in groupby(range(len(ids)), key=kind):
         positions = list(run)
         start, stop = positions[0], positions[-1] + 1
         # Decoded from the start of the row, because some tokenizers strip the first blank of whatever they decode.
         after = _decode(tokenizer, ids[:stop])
         text = after.removeprefix(before) if after.startswith(before) else _decode(tokenizer, ids[start:stop])
-        result.append(Piece(text, start, stop, supervised, special))
+        result.append(Piece(text, start, stop, supervised, special, weight))
         before = after
     return result
 
@@ -77,10 +81,15 @@ def pieces(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[P
 def terminal(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase, color: bool) -> str:
     """A row for the terminal: what is learned is green, control tokens are inverted, the rest is dim.
 
-    Without colour, what is learned stands between the brackets of `MARKS`.
+    Without colour, what is learned stands between the brackets of `MARKS`. A weight stands before what it weighs.
     """
-    lines = [title(record), "".join(_painted(piece, color) for piece in pieces(record, tokenizer))]
-    return "\n".join(lines)
+    painted = []
+    weight = 1.0
+    for piece in pieces(record, tokenizer):
+        painted.append(f"{piece.weight:g}×" if piece.supervised and piece.weight not in (weight, 1.0) else "")
+        painted.append(_painted(piece, color))
+        weight = piece.weight if piece.supervised else 1.0
+    return f"{title(record)}\n{''.join(painted)}"
 
 
 MARKS = ("⟦", "⟧")

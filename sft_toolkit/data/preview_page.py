@@ -30,6 +30,8 @@ h2 { font-size: .85rem; font-weight: 600; margin: 0; padding: .6rem 1rem; color:
 pre { margin: 0; padding: 1rem; font: .88rem/1.7 ui-monospace, monospace; white-space: pre-wrap;
       overflow-wrap: anywhere; color: var(--soft); }
 .learn { background: var(--learn); color: var(--learn-text); border-radius: 3px; padding: .12em 0; }
+.light { background: color-mix(in srgb, var(--learn) 45%, transparent); border-bottom: 2px dotted; }
+.heavy { border-bottom: 2px solid; }
 .special { border: 1px solid var(--line); background: var(--pill); border-radius: 4px; padding: 0 .25em;
            font-size: .92em; }
 .special.learn { background: var(--learn); border-color: currentColor; }
@@ -68,5 +70,8 @@ def _article(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
 def _span(piece: Piece) -> str:
     classes = [name for name, on in (("learn", piece.supervised), ("special", piece.special)) if on]
     place = f"tokens {piece.start} to {piece.stop - 1}" if piece.stop - piece.start > 1 else f"token {piece.start}"
+    if piece.supervised and piece.weight != 1.0:
+        place += f", weight {piece.weight:g}"
+        classes.append("light" if piece.weight < 1.0 else "heavy")
     marked = f' class="{" ".join(classes)}"' if classes else ""
     return f'<span{marked} title="{place}">{escape(piece.text)}</span>'

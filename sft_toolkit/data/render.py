@@ -54,6 +54,7 @@ class Tokens:
         head: tokens that stay when the prompt is shortened from the left (bos, system text).
         starts: indices, in order, where the rest of a row may begin after its head.
         notes: remarks on this row, each one of the module's constants or of `template`'s.
+        weights: (L,) factors of the tokens' losses; None is 1 for each.
     """
 
     input_ids: list[int]
@@ -62,6 +63,7 @@ class Tokens:
     head: int = 0
     starts: Sequence[int] = ()
     notes: tuple[str, ...] = ()
+    weights: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class Renderer:
         try:
             located = self._template.locate(chat, text)
         except Unproven as reason:
-            if self._supervise == "all" and all(message.weight != 0 for message in conversation.messages):
+            if self._supervise == "all" and all(message.weight in (None, 1) for message in conversation.messages):
                 return _Draft(text, [Span(0, len(text))], notes=chat.notes)
             return Refusal(MASK_UNPROVEN, str(reason))
         learned = learned_spans(conversation, located.turns, len(text), self._supervise)
@@ -236,7 +238,8 @@ class Renderer:
             return Refusal(BAD_ROW, f"labels holds {bad}; expected -100 or an id of 0 to {self._vocabulary - 1}")
         differ = any(label not in (IGNORED, i) for i, label in zip(ids, labels, strict=True))
         head = int(ids[0] == self._tokenizer.bos_token_id)
-        return Tokens(ids, labels, head=head, starts=_prompt(labels, head), notes=(OTHER_LABELS,) if differ else ())
+        notes = (OTHER_LABELS,) if differ else ()
+        return Tokens(ids, labels, head=head, starts=_prompt(labels, head), notes=notes, weights=row.weights)
 
     def _finish(self, draft: _Draft, encoding: Alignment, ids: list[int]) -> Tokens | Refusal:
         finish = self._plain_tokens if draft.is_plain else self._chat_tokens
@@ -245,30 +248,36 @@ class Renderer:
         except Unproven as reason:
             return Refusal(MASK_UNPROVEN, str(reason))
 
-    def _labels(self, draft: _Draft, encoding: Alignment, ids: list[int]) -> tuple[list[int], tuple[str, ...]]:
+    def _labels(
+        self, draft: _Draft, encoding: Alignment, ids: list[int]
+    ) -> tuple[list[int], list[float] | None, tuple[str, ...]]:
+        """Labels, weights where one is not 1, and the draft's notes with more."""
         labels = [IGNORED] * len(ids)
+        weights = [1.0] * len(ids) if any(span.weight != 1.0 for span in draft.learned) else None
         notes = draft.notes
         for span in draft.learned:
             tokens = token_range(encoding, draft.text, span.start, span.end)
             labels[tokens.first : tokens.stop] = ids[tokens.first : tokens.stop]
+            if weights is not None:
+                weights[tokens.first : tokens.stop] = [span.weight] * (tokens.stop - tokens.first)
             if span.closing and ids[tokens.stop - 1] != self._id_of(span.closing):
                 raise Unproven(f"the tokenizer does not keep {span.closing!r} as one token at the end of a turn")
             if tokens.swallowed and SWALLOWED not in notes:
                 notes += (SWALLOWED,)
-        return labels, notes
+        return labels, weights, notes
 
     def _chat_tokens(self, draft: _Draft, encoding: Alignment, ids: list[int]) -> Tokens:
-        labels, notes = self._labels(draft, encoding, ids)
+        labels, weights, notes = self._labels(draft, encoding, ids)
         if not self._cuts:
-            return Tokens(ids, labels, notes=notes)
+            return Tokens(ids, labels, notes=notes, weights=weights)
         length = len(draft.text)
         ends = tuple(token_at(encoding, turn.end, length) for turn in draft.turns)
         whole = all(starts_token(encoding, start) for start in draft.user_starts)
         starts = tuple(token_at(encoding, start, length) for start in draft.user_starts) if whole else ()
-        return Tokens(ids, labels, ends, starts[0] if starts else 0, starts, notes)
+        return Tokens(ids, labels, ends, starts[0] if starts else 0, starts, notes, weights)
 
     def _plain_tokens(self, draft: _Draft, encoding: Alignment, ids: list[int]) -> Tokens:
-        labels, notes = self._labels(draft, encoding, ids)
+        labels, _, notes = self._labels(draft, encoding, ids)
         lead = [] if ids[: len(self._lead_ids)] == self._lead_ids else self._lead_ids
         end = [self._eos] if self._eos is not None and ids[-1:] != [self._eos] else []
         labels = [IGNORED] * len(lead) + labels + end

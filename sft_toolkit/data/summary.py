@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 Mask = npt.NDArray[np.bool_]
 
 DUPLICATE = "says the same as an earlier row"
+WEIGHTS = "loss_weights"
 LEAKED = "held-out rows that are also trained on"
 
 
@@ -70,6 +71,8 @@ def joined(sources: Sequence[SourceTokens], chosen: Sequence[Indices], order: In
         whole = len(indices) == len(source.rows) and bool((indices == np.arange(len(indices))).all())
         parts.append(source.tokens if whole else source.tokens.select(indices))
     together = parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+    if together.data.column(WEIGHTS).null_count == len(together.data):
+        together = together.remove_columns(WEIGHTS)
     return together if order is None else together.select(order)
 
 

@@ -18,8 +18,8 @@ from sft_toolkit.data.sampler import BLANK
 
 __all__ = ["PackedDataset", "RowsDataset", "TokenRowDict", "blank_row", "row_lengths", "row_numbers"]
 
-TokenRowDict = dict[str, list[int]]
-"""`input_ids` and `labels` of one document."""
+TokenRowDict = dict[str, Any]
+"""`input_ids` and `labels` of one document, and `loss_weights` where not every token weighs 1: lists."""
 
 Transform = Callable[[TokenRowDict, int, int], TokenRowDict]
 """(row, epoch, index of the row) -> the row as it is trained on; see `transforms`."""
@@ -43,13 +43,17 @@ class _TokenItems:
         transform: changes each row when it is read. The sampler then yields `index + epoch * len(self)`
             (`EpochSampler.stamps_epoch`), since a worker process learns nothing else of the epoch.
         parts: the sources of a held-out set, in items; their losses are reported one by one.
+
+    Attributes:
+        weighted: some tokens weigh otherwise than 1 in the loss.
     """
 
     bins: Sequence[Sequence[int]] | None = None
 
     def __init__(self, tokens: Dataset, transform: Transform | None = None, parts: Parts = ()) -> None:
         self.all_columns = tokens
-        self.tokens = tokens.select_columns(["input_ids", "labels"])
+        self.weighted = "loss_weights" in tokens.column_names
+        self.tokens = tokens.select_columns(["input_ids", "labels", *(["loss_weights"] if self.weighted else [])])
         self.numbers = row_numbers(tokens)
         self.transform = transform
         self.parts = parts
@@ -72,11 +76,13 @@ class _TokenItems:
         return len(self.all_columns.with_format("arrow")["source"][:].unique()) > 1
 
     def _changed(self, row: TokenRowDict, epoch: int, index: int) -> TokenRowDict:
+        if self.weighted and row["loss_weights"] is None:
+            row = {"input_ids": row["input_ids"], "labels": row["labels"]}
         return row if self.transform is None else self.transform(row, epoch, index)
 
 
 class RowsDataset(_TokenItems, TorchDataset[TokenRowDict]):
-    """Only `input_ids` and `labels` of a token data set, as lists. Index -1 is a blank row (see `EpochSampler`)."""
+    """What a model learns from a token data set, row by row; index -1 is a blank row (see `EpochSampler`)."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -122,8 +128,8 @@ class PackedDataset(_TokenItems, TorchDataset[dict[str, list[TokenRowDict]]]):
         epoch, place = divmod(int(index), len(self))
         rows = list(self.bins[place])
         columns: dict[str, Any] = self.tokens[rows]
-        pairs = zip(rows, columns["input_ids"], columns["labels"], strict=True)
-        return {"documents": [self._changed({"input_ids": ids, "labels": to}, epoch, row) for row, ids, to in pairs]}
+        documents = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return {"documents": [self._changed(one, epoch, row) for row, one in zip(rows, documents, strict=True)]}
 
 
 def blank_row() -> TokenRowDict:

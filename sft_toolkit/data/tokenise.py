@@ -26,12 +26,14 @@ SCHEMA = pa.schema(
     [
         ("input_ids", pa.list_(pa.int32())),
         ("labels", pa.list_(pa.int32())),
+        ("loss_weights", pa.list_(pa.float32())),
         ("row", pa.int64()),
         ("source", pa.string()),
         ("content", pa.uint64()),
     ]
 )
-"""`row` is the 1-based number in `source`; `content` the key of `split.content_key`."""
+"""`loss_weights` is null where every token weighs 1, `row` the 1-based number in `source`, `content` the key of
+`split.content_key`."""
 
 BATCH_ROWS = 1000
 BATCH_CHARACTERS = 1_000_000  # encoding needs about 200 bytes per token beside the ids: 100 MB at most
@@ -107,11 +109,12 @@ class SourceTokenizer:
             *(list(values) for values in zip(*(row.carried for row, _ in kept), strict=True)),
         ]
         schema = self.schema
-        columns += [[]] * (len(schema) - 2 - len(columns))  # no row is kept: zip knows no columns
+        columns += [[]] * (len(schema) - 3 - len(columns))  # no row is kept: zip knows no columns
         arrays = [
             _lists([tokens.input_ids for _, tokens in kept]),
             _lists([[IGNORED, *tokens.labels[1:]] for _, tokens in kept]),
-            *(pa.array(column, type=field.type) for column, field in zip(columns, list(schema)[2:], strict=True)),
+            _weights([tokens.weights for _, tokens in kept]),
+            *(pa.array(column, type=field.type) for column, field in zip(columns, list(schema)[3:], strict=True)),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -171,6 +174,11 @@ def _lists(rows: list[list[int]]) -> pa.Array:
     for row in rows:
         values.fromlist(row)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.frombuffer(values, dtype=np.int32)))
+
+
+def _weights(rows: list[list[float] | None]) -> pa.Array:
+    kind = pa.list_(pa.float32())
+    return pa.array(rows, type=kind) if any(rows) else pa.nulls(len(rows), kind)
 
 
 def _size(example: Example) -> int:

@@ -13,8 +13,8 @@ from sft_toolkit.args import Named
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.registry import build, lookup
 
-TokenRowDict = dict[str, list[int]]
-"""`input_ids` and `labels` of one document."""
+TokenRowDict = dict[str, Any]
+"""`input_ids` and `labels` of one document, and `loss_weights` where not every token weighs 1: lists."""
 
 Change = Callable[[TokenRowDict, np.random.Generator], Mapping[str, Any]]
 """(a copy of the row, random numbers for this row in this epoch) -> the row as it is trained on this time."""
@@ -42,19 +42,25 @@ class SeededTransform:
         entropy = np.random.SeedSequence([self.seed, epoch + 1, index + 1])
         copy = {key: list(values) for key, values in row.items()}
         changed = self.change(copy, np.random.Generator(np.random.PCG64(entropy)))
-        return self._checked(changed, len(row["input_ids"]), index)
+        return self._checked(changed, row, index)
 
-    def _checked(self, changed: Any, before: int, index: int) -> TokenRowDict:
+    def _checked(self, changed: Any, row: TokenRowDict, index: int) -> TokenRowDict:
         where = f"transform '{self.name}' on row {index} of the training data (from 0)"
         if not isinstance(changed, Mapping) or not {"input_ids", "labels"} <= changed.keys():
             raise ValueError(f"{where}: returned {type(changed).__name__}, expected a row with input_ids and labels")
         ids, labels = list(changed["input_ids"]), list(changed["labels"])
+        before = len(row["input_ids"])
         room = before if self.longest is None else max(before, self.longest)
         if not ids or len(ids) != len(labels) or len(ids) > room:
             raise ValueError(
                 f"{where}: returned {len(ids)} ids and {len(labels)} labels; expected 1 to {room}, as many of each"
             )
-        return {"input_ids": ids, "labels": labels}
+        if "loss_weights" not in row:
+            return {"input_ids": ids, "labels": labels}
+        weights = list(changed.get("loss_weights", ()))
+        if len(weights) != len(ids):
+            raise ValueError(f"{where}: returned {len(ids)} ids and {len(weights)} loss_weights; as many are needed")
+        return {"input_ids": ids, "labels": labels, "loss_weights": weights}
 
 
 def transform_of(named: Named, seed: int, longest: int | None) -> SeededTransform | None:

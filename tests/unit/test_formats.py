@@ -50,7 +50,7 @@ class TestDetection:
             "  prompt_completion: prompt, completion (may also have tools, chat_template_kwargs)\n"
             "  text: text\n"
             "  tokenized: input_ids (may also have labels, loss_mask, assistant_masks, assistant_mask, "
-            "completion_mask, attention_mask)\n"
+            "completion_mask, attention_mask, loss_weights)\n"
             "other names are mapped by `columns: {ours: theirs}`"
         )
 

@@ -47,10 +47,11 @@ def test_the_sum_is_taken_in_fp32_whatever_the_dtype_of_the_logits() -> None:
     assert torch.equal(score(logits, targets).loss, score(logits.float(), targets).loss)
 
 
-def test_weights_count_in_what_is_optimised_and_not_in_the_nll() -> None:
+def test_weights_count_in_what_is_optimised_and_in_the_nll() -> None:
     totals = score(torch.zeros(2, 10), torch.tensor([3, 0]), torch.tensor([0.25, 0.5]))
     assert totals.loss.item() == pytest.approx(0.75 * math.log(10), rel=1e-6)
-    assert totals.nll.item() == pytest.approx(2 * math.log(10), rel=1e-6)
+    assert totals.nll.item() == pytest.approx(0.75 * math.log(10), rel=1e-6)
+    assert (totals.tokens, float(totals.weight)) == (2, 0.75)
 
 
 def test_kept_and_full_logits_give_the_same_rows() -> None:

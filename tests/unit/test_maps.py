@@ -52,8 +52,8 @@ def test_options_of_hub_data_sets_are_refused_for_files(tmp_path: Path, name: st
     assert caught.value.problems == [
         f"data.train: {path} is a file, and split, subset a matter of hub data sets; take it out"
     ]
+    held = {"dev": [SourceArguments(path=path, revision="v1")]}
     with pytest.raises(ConfigError, match=r"data.eval.dev: .* is a file, and revision a matter of hub data sets"):
-        held = {"dev": [SourceArguments(path=path, revision="v1")]}
         check_options(DataArguments(train=[SourceArguments(path=path)], eval=held))
 
 

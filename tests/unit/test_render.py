@@ -203,9 +203,9 @@ def test_weight_zero_opts_a_turn_out() -> None:
 
 
 def test_weights_that_can_not_be_followed_are_refused_or_said() -> None:
-    half = chat(("user", "1"), Message("assistant", "x", weight=0.5))
-    reason = "message 2: weight is 0.5; only 0 (not learned) and 1 are supported"
-    assert refused(tiny_tokenizer(), half) == Refusal("bad_row", reason)
+    (result,) = Renderer(tiny_tokenizer(), "all").encode([chat(Message("user", "1", weight=0.5), ("assistant", "x"))])
+    reason = "message 1: weight 0.5 on a user message: with supervise: all only an assistant's turn can weigh less"
+    assert result == Refusal("bad_row", reason)
     heavy = chat(Message("user", "1", weight=1), ("assistant", "x"))
     assert encode(tiny_tokenizer(), heavy) == ("x<|im_end|>", [IDLE_WEIGHT])
 
