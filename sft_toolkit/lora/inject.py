@@ -71,9 +71,6 @@ def inject(model: Any, lora: LoraArguments | PeftConfig, new_token_ids: Sequence
         warn_of_large_ranks(wrapped)
     origin.remember(wrapped, base)
     _train_in_fp32(wrapped)
-    if hasattr(model, "enable_input_require_grads"):
-        # The embedding is frozen: without this, reentrant checkpointing finds no input to differentiate by.
-        model.enable_input_require_grads()
     logger.info("adapter on these modules (name, how many, out x in):\n%s", summary(wrapped))
     if isinstance(lora, LoraArguments) and lora.targets == "auto" and not lora.adapter and spared:
         logger.info("lora.targets: auto leaves these alone:\n%s", "\n".join(spared))

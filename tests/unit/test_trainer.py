@@ -14,7 +14,7 @@ from transformers import Trainer, TrainingArguments
 
 from sft_toolkit import ConfigError, DataError, SFTTrainer
 from tests.tiny import chat, supervised_text, tiny_model, tiny_tokenizer
-from tests.training import logged, rows_with_labels, sgd_arguments, trained
+from tests.training import largest_difference, logged, lora, rows_with_labels, sgd_arguments, trained
 
 
 def batches(trainer: SFTTrainer) -> list[dict[str, torch.Tensor]]:
@@ -255,3 +255,15 @@ def test_checkpointing_is_switched_off_with_a_notice_where_a_module_has_none(
     trainer.train()
     assert "activation checkpointing is off: Linear does not support it" in caplog.text
     assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_frozen_embedding_lets_gradients_in_only_for_checkpointing(tmp_path: Path, reentrant: bool) -> None:
+    rows = rows_with_labels(2, 5)
+    plain = trained(tmp_path, rows, lora(), activation_checkpointing=False)
+    options = {"use_reentrant": reentrant}
+    other = trained(tmp_path, rows, lora(), activation_checkpointing=True, activation_checkpointing_kwargs=options)
+    assert largest_difference(plain, other) < 1e-6
+    assert logged(plain, "grad_norm") == pytest.approx(logged(other, "grad_norm"), rel=1e-5)
+    embedding: Any = plain.model.get_input_embeddings()  # type: ignore[union-attr]
+    assert not embedding._forward_hooks  # the first layer would compute a gradient that nobody needs
