@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -246,6 +247,14 @@ class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer):
         means |= {f"{part}_loss": mean for part, mean in meter.loss_by_part(self.sum_over_ranks).items()}
         metrics.update({f"{metric_key_prefix}_{name}": mean for name, mean in means.items()})
         return output
+
+    def hyperparameter_search(
+        self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As Trainer's; the objective is the eval loss. Stock adds up all metrics but it, where there are any."""
+        if compute_objective is None and self.compute_metrics is None and isinstance(self.args, SFTArguments):
+            compute_objective = itemgetter("eval_loss")
+        return super().hyperparameter_search(hp_space, compute_objective, *args, **kwargs)
 
     # ---- Logs, cost, saving ------------------------------------------------------------------------------------------
 

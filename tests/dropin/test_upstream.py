@@ -23,6 +23,8 @@ PINNED = {
     "compute_loss": "(self, model, inputs, return_outputs=False, num_items_in_batch=None)",
     "evaluation_loop": "(self, dataloader, description, prediction_loss_only=None, ignore_keys=None, "
     "metric_key_prefix='eval')",
+    "hyperparameter_search": "(self, hp_space=None, compute_objective=None, n_trials=20, direction='minimize', "
+    "backend=None, hp_name=None, **kwargs)",
     "log": "(self, logs, start_time=None)",
     "floating_point_ops": "(self, inputs)",
     "save_model": "(self, output_dir=None, _internal_call=False)",
