@@ -10,6 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# Arguments of `apply_chat_template` itself: in a row they would swap the template, or stop it from being rendered.
+_NO_TEMPLATE_ARGUMENTS = frozenset(
+    {"chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message", "conversation"}
+    | {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
+    | {"return_assistant_tokens_mask"}
+)
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 IGNORED = -100  # label of a position that is not learned, as in torch's cross-entropy
 
@@ -76,7 +83,7 @@ class Conversation:
         completion_from: index of the first message of the completion, for rows given as prompt and completion.
 
     Raises:
-        RowError: no messages, or `completion_from` leaves no completion.
+        RowError: no messages, `completion_from` leaves no completion, or a template argument that is none.
     """
 
     messages: tuple[Message, ...]
@@ -89,6 +96,8 @@ class Conversation:
             raise RowError("the conversation has no messages")
         if self.completion_from is not None and not 0 <= self.completion_from < len(self.messages):
             raise RowError("the completion has no messages")
+        if taken := sorted(_NO_TEMPLATE_ARGUMENTS & self.template_kwargs.keys()):
+            raise RowError(f"chat_template_kwargs: {taken[0]!r} is no argument that a row can give its template")
 
 
 @dataclass(frozen=True)

@@ -94,3 +94,9 @@ def test_wrong_token_rows_say_why(ids: list[int], labels: list[int], reason: str
 @pytest.mark.parametrize("labels", [[5, 5, 5], [-100, -100, 5], [-100, -100, -100], [-100, 5, 5]])
 def test_labels_at_their_own_token_are_accepted(labels: list[int]) -> None:
     assert TokenRow([5, 5, 5], labels).labels == labels
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_prompt"])
+def test_a_row_can_not_swap_or_stop_its_template(name: str) -> None:
+    with pytest.raises(RowError, match=f"chat_template_kwargs: '{name}' is no argument that a row can give"):
+        Conversation((Message("user", "a"),), template_kwargs={name: "x"})
