@@ -16,6 +16,7 @@ from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, Pri
 
 from benchmarks.parts import Batch, StepClock, TokenRow, as_messages, lora_config, tokenise
 from benchmarks.setting import Setting
+from sft_toolkit.attention import PER_DOCUMENT, register_per_document
 from sft_toolkit.data import PackedCollator, PaddedCollator, best_fit_decreasing
 
 MAX_GRAD_NORM = 1.0
@@ -37,7 +38,10 @@ class Ready(Protocol):
 
 @dataclass
 class BareLoop:
-    """As little as training takes: collate, project supervised positions only, backward, clip, step."""
+    """As little as training takes: collate, project supervised positions only, backward, clip, step.
+
+    Packed rows attend per document: it is the limit, so it gets the best attention that there is here.
+    """
 
     setting: Setting
     model: Any
@@ -80,6 +84,9 @@ class BareLoop:
 
 def bare(setting: Setting, model: Any, tokenizer: Any, rows: list[dict[str, Any]], packed: bool) -> Ready:
     """The loop above on rows that were tokenised by hand."""
+    if packed:
+        register_per_document()
+        model.set_attn_implementation(PER_DOCUMENT)
     model = get_peft_model(model, lora_config()) if setting.lora else model
     tokens = tokenise(rows, tokenizer, setting.max_length)
     if packed:

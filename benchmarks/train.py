@@ -29,25 +29,35 @@ SYSTEMS = ("bare", "stock", "toolkit", "trl")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all rounds and print the tables; 1 where a system failed."""
-    options = parse(arguments)
+    try:
+        measure(parse(arguments))
+    except subprocess.CalledProcessError as error:
+        print(f"{error.cmd[3]} failed:\n{error.stderr[-3000:]}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def measure(options: argparse.Namespace) -> dict[Contestant, list[Outcome]]:
+    """Run all rounds and print the tables; the outcome of each round.
+
+    Raises:
+        subprocess.CalledProcessError: a system failed; its stderr is in the error.
+    """
     setting = setting_from(options)
-    contestants = chosen(options.systems, options.packing)
+    contestants = chosen(options.systems, options.packing, options.trl_python)
     print(heading(setting, options.threads))
     outcomes: dict[Contestant, list[Outcome]] = {contestant: [] for contestant in contestants}
     for number in range(options.rounds):
         # There and back: whoever comes first in one round comes last in the next.
         for contestant in contestants if number % 2 == 0 else contestants[::-1]:
-            try:
-                outcome = run(contestant, setting, options.threads, options.profile)
-            except subprocess.CalledProcessError as error:
-                print(f"{contestant} failed:\n{error.stderr[-3000:]}", file=sys.stderr)
-                return 1
+            python = options.trl_python if contestant.system == "trl" else sys.executable
+            outcome = run(contestant, setting, options.threads, options.profile, python)
             outcomes[contestant].append(outcome)
             load = os.getloadavg()[0]
             speed = f"{outcome.tokens / outcome.train_s:,.0f} tokens/s"
             print(f"round {number + 1}: {contestant}: {speed}, load average {load:.1f}", file=sys.stderr)
     print(f"\n{markdown(outcomes)}\n\nload average at the end: {os.getloadavg()[0]:.1f}")
-    return 0
+    return outcomes
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -69,6 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--learning-rate", type=float, default=3e-4)
     add("--rounds", type=int, default=2)
     add("--threads", type=int, default=os.cpu_count() or 1, help="OMP_NUM_THREADS of every system")
+    add("--trl-python", default=sys.executable, help="Python of an environment that has trl, if this one has not")
     add("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     add("--profile", type=Path, help="folder for cProfile files of preparation and training")
     options = parser.parse_args(arguments)
@@ -86,13 +97,13 @@ def setting_from(options: argparse.Namespace) -> Setting:
     return Setting(tokenizer=tokenizer, **{name: getattr(options, name) for name in own})
 
 
-def chosen(systems: Sequence[str], packing: bool) -> list[Contestant]:
+def chosen(systems: Sequence[str], packing: bool, trl_python: str) -> list[Contestant]:
     """Who runs, the bare loop first. With packing, stock runs padded as well: that is what it does by itself."""
     contestants = []
     for system in SYSTEMS:
         if system not in systems:
             continue
-        if system == "trl" and find_spec("trl") is None:
+        if system == "trl" and trl_python == sys.executable and find_spec("trl") is None:
             print("trl is not installed: left out", file=sys.stderr)
             continue
         if system == "stock" and packing:
@@ -101,7 +112,7 @@ def chosen(systems: Sequence[str], packing: bool) -> list[Contestant]:
     return contestants
 
 
-def run(contestant: Contestant, setting: Setting, threads: int, profile: Path | None) -> Outcome:
+def run(contestant: Contestant, setting: Setting, threads: int, profile: Path | None, python: str) -> Outcome:
     """Measure one system in a process of its own.
 
     Raises:
@@ -117,7 +128,7 @@ def run(contestant: Contestant, setting: Setting, threads: int, profile: Path | 
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "outcome.json"
         layout = "packed" if contestant.packed else "padded"
-        command = [sys.executable, "-m", "benchmarks.worker", contestant.system, layout]
+        command = [python, "-m", "benchmarks.worker", contestant.system, layout]
         command += [json.dumps(asdict(setting)), str(result), *([str(profile.resolve())] if profile else [])]
         subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
         return Outcome.from_json(result.read_text(encoding="utf-8"))

@@ -227,3 +227,13 @@ def test_the_rows_that_even_out_the_ranks_are_no_tokens() -> None:
         assert int(meter.count([batch])) == 4
         entry, _ = meter.log_entry(lambda value: value)
         assert (entry["tokens"], entry["padding_share"]) == (6, round(1 - 6 / slots, 4))
+
+
+def test_the_document_names_every_key_that_is_logged(tmp_path: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    changes: dict[str, Any] = {"eval_strategy": "epoch", "log_entropy": True, "loss": "dft"}
+    trainer = SFTTrainer(tiny_model(), sgd_arguments(tmp_path, **changes), None, ROWS, ROWS, tiny_tokenizer())
+    trainer.train()
+    logged_keys = {key for entry in trainer.state.log_history for key in entry}
+    assert {"objective", "eval_token_accuracy", "other_seconds"} <= logged_keys
+    assert {key for key in logged_keys if f"`{key}`" not in document} == set()
