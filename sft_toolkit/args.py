@@ -220,10 +220,11 @@ class TrainingExtras:
     lora_plus_ratio: float | None = knob(
         None, "LoRA+: learning rate of the B matrices, as a multiple of learning_rate; 16 in the paper.", minimum=0.0
     )
-    loss: str = knob(
+    loss: Named = knob(
         "nll",
         "What is optimised: nll, label_smoothing, focal, dft, a registered name, or the dotted path of a function of "
-        "(logits, targets, weights). The logged `loss` stays the NLL; this stands beside it as `objective`.",
+        "(logits, targets, weights); {name: {option: value}} as well. The logged `loss` stays the NLL; this stands "
+        "beside it as `objective`.",
         kind="loss",
     )
     loss_chunk: int | None = knob(

@@ -32,8 +32,9 @@ class ForwardPaths(TrainerCallback):
 
     def __init__(self, trainer: SFTTrainer, args: Any, own_loss: bool) -> None:
         self.trainer = trainer
-        self.name: str = getattr(args, "loss", "nll")
-        self.objective = resolve_objective(self.name, getattr(args, "label_smoothing_factor", 0.0))
+        named = getattr(args, "loss", "nll") or "nll"
+        self.name: str = named if isinstance(named, str) else next(iter(named))
+        self.objective = resolve_objective(named, getattr(args, "label_smoothing_factor", 0.0))
         if self.name != "nll" and not own_loss:
             raise ConfigError(
                 f"loss: '{self.name}' would be ignored: it takes token rows with labels and no compute_loss_func"

@@ -12,10 +12,8 @@ It changes the gradients in place. The norm that is logged, and clipping, see wh
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +22,7 @@ from transformers import Trainer
 
 from sft_toolkit.args import Named
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.registry import build, lookup
+from sft_toolkit.registry import bound
 
 
 class GradientTransform(Protocol):
@@ -46,21 +44,7 @@ def gradient_transform_of(named: Named) -> GradientTransform | None:
     Raises:
         ConfigError: an unknown name, or options that it does not take.
     """
-    if named is None:
-        return None
-    name, options = (named, {}) if isinstance(named, str) else next(iter(named.items()))
-    thing = lookup("gradient_transform", name)
-    made = build("gradient_transform", name, options or {}) if inspect.isclass(thing) else thing
-    if not callable(made):
-        raise ConfigError(f"gradient_transform '{name}': {made!r} can't be called; expected a function or a class")
-    if made is thing and options:
-        takes = list(inspect.signature(thing).parameters)[3:]
-        unknown = [option for option in options if option not in takes]
-        if unknown:
-            listed = f"it takes {', '.join(takes)}" if takes else "it takes none"
-            raise ConfigError([f"gradient_transform '{name}': unknown option '{o}' ({listed})" for o in unknown])
-        made = partial(thing, **options)
-    transform: GradientTransform = made
+    transform: GradientTransform | None = None if named is None else bound("gradient_transform", named, places=3)
     return transform
 
 

@@ -7,7 +7,7 @@ token, and `sft_toolkit.loss.score` adds them up, so that no objective can bring
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.registry import lookup
+from sft_toolkit.registry import bound
 
 
 class Objective(Protocol):
@@ -61,25 +61,23 @@ def _weighted(cost: Tensor, weights: Tensor | None) -> Tensor:
     return cost if weights is None else cost * weights
 
 
-def resolve_objective(name: str, smoothing: float) -> Callable[..., Tensor] | None:
+def resolve_objective(named: str | Mapping[str, Any], smoothing: float) -> Callable[..., Tensor] | None:
     """The objective of `training.loss`; None is negative log-likelihood, which needs nothing computed beside it.
 
     Args:
-        name: registered name or dotted path.
+        named: a registered name, a dotted path, or `{name: {option: value}}`.
         smoothing: `label_smoothing_factor` of TrainingArguments; turns `nll` into `label_smoothing`, as in Trainer.
 
     Raises:
-        ConfigError: an unknown name, or smoothing asked of an objective that has none.
+        ConfigError: an unknown name or option, or smoothing asked of an objective that has none.
     """
-    if name == "nll" and not smoothing:
+    name, options = (named, {}) if isinstance(named, str) else next(iter(named.items()))
+    if name == "nll" and not smoothing and not options:
         return None
-    if name in ("nll", "label_smoothing"):
-        return partial(label_smoothing, share=smoothing) if smoothing else label_smoothing
+    if name in ("nll", "label_smoothing") and smoothing and not options:
+        return partial(label_smoothing, share=smoothing)
     if smoothing:
         raise ConfigError(
             f"label_smoothing_factor: {smoothing:g} belongs to loss: nll or label_smoothing, not to '{name}'"
         )
-    found: Any = lookup("loss", name)
-    if not callable(found):
-        raise ConfigError(f"loss '{name}': {found!r} can't be called; expected a function of logits, targets, weights")
-    return found  # type: ignore[no-any-return]
+    return bound("loss", named, places=3)  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -24,9 +25,12 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "callback": {
         "complete": "sft_toolkit.callbacks.complete.CompleteCallback",
         "curve": "sft_toolkit.callbacks.curve.CurveCallback",
+        "ema": "sft_toolkit.callbacks.ema.EmaCallback",
         "health": "sft_toolkit.callbacks.health.NonFiniteGuard",
         "interrupt": "sft_toolkit.callbacks.interrupt.InterruptCallback",
+        "layers": "sft_toolkit.callbacks.layers.LayersCallback",
         "manifest": "sft_toolkit.callbacks.manifest.ManifestCallback",
+        "memory": "sft_toolkit.callbacks.memory.MemoryCallback",
         "metrics_file": "sft_toolkit.callbacks.metrics_file.MetricsFileCallback",
         "progress": "sft_toolkit.callbacks.progress.ProgressCallback",
         "samples": "sft_toolkit.callbacks.samples.SamplesCallback",
@@ -150,6 +154,26 @@ def build(kind: str, name: str, options: Mapping[str, Any]) -> Any:
     except Exception as error:  # whatever a constructor makes of a wrong option
         said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"{kind} '{name}': {said}") from error
+
+
+def bound(kind: str, named: str | Mapping[str, Any], places: int) -> Any:
+    """A function with its options filled in, or what a class makes of its options.
+
+    Args:
+        named: a name, a dotted path, or `{name: {option: value}}`.
+        places: how many arguments the function gets by place when it is called; its options stand behind them.
+
+    Raises:
+        ConfigError: as `build`.
+    """
+    name, options = (named, {}) if isinstance(named, str) else next(iter(named.items()))
+    options, thing = options or {}, lookup(kind, name)
+    if inspect.isclass(thing) or not callable(thing):
+        return build(kind, name, options)
+    problems = option_problems(thing, options, given=list(inspect.signature(thing).parameters)[:places])
+    if problems:
+        raise ConfigError([f"{kind} '{name}': {problem}" for problem in problems])
+    return partial(thing, **options) if options else thing
 
 
 def option_problems(thing: Callable[..., Any], options: Mapping[str, Any], given: Collection[str] = ()) -> list[str]:

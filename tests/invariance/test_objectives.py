@@ -105,6 +105,17 @@ def test_label_smoothing_is_that_of_torch_by_either_name(tmp_path: Path) -> None
     torch.testing.assert_close(smoothed.loss, expected)
 
 
+def test_options_reach_the_objective() -> None:
+    steep: Any = resolve_objective({"focal": {"gamma": 3.0}}, 0.0)
+    torch.testing.assert_close(steep(LOGITS, TARGETS, None), focal(LOGITS, TARGETS, None, gamma=3.0))
+    smoothed: Any = resolve_objective({"label_smoothing": {"share": 0.3}}, 0.0)
+    torch.testing.assert_close(smoothed(LOGITS, TARGETS, None), label_smoothing(LOGITS, TARGETS, None, share=0.3))
+    with pytest.raises(ConfigError, match=r"loss 'focal': unknown option 'gama'; did you mean 'gamma'"):
+        resolve_objective({"focal": {"gama": 3.0}}, 0.0)
+    with pytest.raises(ConfigError, match=r"loss 'nll': unknown option 'share' \(it takes no options\)"):
+        resolve_objective({"nll": {"share": 0.3}}, 0.0)
+
+
 def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"label_smoothing_factor: 0\.1 belongs to loss: nll or label_smoothing"):
         resolve_objective("focal", 0.1)
@@ -134,6 +145,8 @@ def test_a_configuration_names_it(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("\n".join(lines).replace("NAME", "dft"), encoding="utf-8")
     assert load_config(file).training["loss"] == "dft"
+    file.write_text("\n".join(lines).replace("NAME", "{focal: {gamma: 3}}"), encoding="utf-8")
+    assert load_config(file).training["loss"] == {"focal": {"gamma": 3}}
     file.write_text("\n".join(lines).replace("NAME", "dtf"), encoding="utf-8")
     with pytest.raises(ConfigError, match="unknown loss 'dtf'; did you mean 'dft'"):
         load_config(file)

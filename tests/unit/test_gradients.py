@@ -115,7 +115,7 @@ def test_what_is_frozen_does_not_move_until_its_time(tmp_path: Path) -> None:
         ({"clip_each": {"norm": 1}}, "unknown option 'norm'"),
         ({"clip_each": {}}, "missing option 'max_norm'"),
         ({"clip_each": {"max_norm": 0}}, "max_norm: 0 must be above 0"),
-        ({"tests_scale": {"buy": 2}}, r"unknown option 'buy' \(it takes by\)"),
+        ({"tests_scale": {"buy": 2}}, r"unknown option 'buy'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(named: Any, said: str) -> None:
