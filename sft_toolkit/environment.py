@@ -28,6 +28,8 @@ _NAMES = {
     "XLA_DOWNCAST_BF16",
     "DEEPSPEED_USE_HPU",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
+    # torch._dynamo when it is imported, which the first optimizer does
+    "TORCHINDUCTOR_CACHE_DIR",
 }
 # Not among them: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_PORT. They describe the process group, which lives on.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.modules import forward_parameters, without_cache
+from sft_toolkit.modules import forward_parameters, vocabulary_rows, without_cache
 
 
 def packed_row(*documents: list[int], device: torch.device) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ def difference_from_parts(wrapped: nn.Module, model: nn.Module, lengths: tuple[i
 
 
 def _ids(model: nn.Module, number: int) -> list[int]:
-    vocabulary = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    vocabulary = vocabulary_rows(model)
     return [i % vocabulary for i in range(1, number + 1)]
 
 

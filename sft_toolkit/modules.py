@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -12,6 +12,12 @@ def without_adapter(model: nn.Module) -> nn.Module:
     """The base model inside a peft wrapper; any other module as it is."""
     inner = getattr(model, "get_base_model", None)
     return cast(nn.Module, inner()) if inner is not None else model
+
+
+def vocabulary_rows(model: nn.Module) -> int:
+    """Rows of the input embedding, also where ZeRO-3 has taken it apart or peft has wrapped it."""
+    weight: Any = cast(Any, without_adapter(model)).get_input_embeddings().weight
+    return int(getattr(weight, "ds_shape", weight.shape)[0])
 
 
 def forward_parameters(model: nn.Module) -> frozenset[str]:

@@ -30,11 +30,16 @@ def phase_of(error: BaseException) -> str | None:
 
 def leave_traceback(error: BaseException, folder: Path) -> None:
     """Write `error.txt` into the folder, one for each rank; not being able to is no second failure."""
-    rank = os.environ.get("RANK", "0")
-    path = folder / ("error.txt" if rank == "0" else f"error-rank{rank}.txt")
+    path = traceback_file(folder)
     with suppress(OSError):
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         setattr(error, _TRACEBACK, str(path))
+
+
+def traceback_file(folder: Path) -> Path:
+    """Where this rank leaves its traceback."""
+    rank = os.environ.get("RANK", "0")
+    return folder / ("error.txt" if rank == "0" else f"error-rank{rank}.txt")
 
 
 def traceback_of(error: BaseException) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 from sft_toolkit._version import __version__
 from sft_toolkit.config import RunConfig, resolved_yaml
 from sft_toolkit.errors import EXPECTED, ConfigError, DataError
-from sft_toolkit.phases import leave_traceback
+from sft_toolkit.phases import leave_traceback, traceback_file
 
 RESOLVED, REPORT = "config.resolved.yaml", "data_report.json"
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets", "deepspeed", "tokenizers", "numpy")
@@ -41,6 +41,7 @@ def opened_output_dir(folder: Path) -> Iterator[None]:
     """`open_output_dir`; a folder that was made for a run whose configuration or data is wrong is taken away again."""
     is_new = not folder.exists()
     open_output_dir(folder)
+    traceback_file(folder).unlink(missing_ok=True)  # of an earlier run
     try:
         yield
     except (ConfigError, DataError):

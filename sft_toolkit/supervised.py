@@ -32,7 +32,7 @@ from sft_toolkit.loss import (
     score,
     supervised_logits,
 )
-from sft_toolkit.modules import without_adapter, without_cache
+from sft_toolkit.modules import vocabulary_rows, without_adapter, without_cache
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class SupervisedForward:
         passed = {key: value for key, value in inputs.items() if key not in ("labels", "loss_weights")}
         passed |= self._keywords
         options: dict[str, Any] = {"weights": weights, "objective": objective, "with_entropy": self._with_entropy}
-        rows = self._chunk or chunk_rows(_vocabulary(self.model), targets.device.type == "cpu")
+        rows = self._chunk or chunk_rows(vocabulary_rows(self.model), targets.device.type == "cpu")
         if self.path == "chunked" and not every_logit and targets.numel() > rows:
             return self._in_chunks(wrapped, passed, targets, kept, partial(score_in_chunks, **options, rows=rows))
         if self._kept_only and not every_logit:
@@ -172,7 +172,7 @@ def head_is_plain(wrapped: nn.Module, model: nn.Module) -> bool:
         made.append(head.forward(states).float())
         return states
 
-    ids = torch.tensor([[i % _vocabulary(model) for i in range(1, 9)]], device=next(wrapped.parameters()).device)
+    ids = torch.tensor([[i % vocabulary_rows(model) for i in range(1, 9)]], device=next(wrapped.parameters()).device)
     was_training = wrapped.training
     wrapped.eval()
     try:
@@ -181,8 +181,3 @@ def head_is_plain(wrapped: nn.Module, model: nn.Module) -> bool:
     finally:
         wrapped.train(was_training)
     return len(made) == 1 and made[0].shape == logits.shape and torch.allclose(logits, made[0], rtol=8e-3, atol=0.05)
-
-
-def _vocabulary(model: nn.Module) -> int:
-    """Rows of the input embedding, also where ZeRO-3 has taken it apart."""
-    return int(without_adapter(model).get_input_embeddings().num_embeddings)  # type: ignore[operator]

@@ -65,8 +65,16 @@ def check_data(data: DataArguments, findings: Findings) -> None:
 
 
 def check_lora(lora: LoraArguments | None, findings: Findings) -> None:
-    """`lora.adapter` is the folder of a saved adapter."""
-    if lora is None or lora.adapter is None:
+    """`lora.targets` may match something; `lora.adapter` is the folder of a saved adapter."""
+    if lora is None:
+        return
+    if lora.targets in ("", []):
+        findings.add(
+            "lora.targets", "names nothing; leave it out for auto, or leave out section lora to train all weights"
+        )
+    elif lora.targets in ("all", "linear", "all_linear"):
+        findings.add("lora.targets", f"no module has the name '{lora.targets}'; did you mean 'all-linear'?")
+    if lora.adapter is None:
         return
     folder = Path(lora.adapter).expanduser()
     if not folder.exists():
@@ -112,7 +120,7 @@ def check_distributed(distributed: DistributedArguments, training: dict[str, Any
     words = training["fsdp"].replace(",", " ").split() if isinstance(training.get("fsdp"), str) else []
     for word in set(words) - set(_FSDP):
         findings.add(
-            "training.fsdp", f"unknown '{word}'{did_you_mean(word, _FSDP)}; write true, and options in fsdp_config"
+            "training.fsdp", f"unknown '{word}' (write true, and options in fsdp_config){did_you_mean(word, _FSDP)}"
         )
     if training.get("fsdp") and strategy != "fsdp":
         findings.add("training.fsdp", f"contradicts distributed.strategy: {strategy}; keep one of them")

@@ -15,7 +15,9 @@ from typing import Any, cast
 from transformers import TrainerCallback
 
 from sft_toolkit.config import RunConfig
+from sft_toolkit.environment import environment_kept
 from sft_toolkit.errors import ConfigError
+from sft_toolkit.model import quantisation_problems
 from sft_toolkit.rehearsal import names, parts
 from sft_toolkit.rehearsal.draft import Draft
 from sft_toolkit.run_args import arguments_from
@@ -42,11 +44,17 @@ def rehearse(config: RunConfig) -> Rehearsal:
     Raises:
         ConfigError: everything that is wrong, each with its key.
     """
+    with environment_kept():  # the first optimizer of a process imports torch's compiler, which sets a variable
+        return _rehearsed(config)
+
+
+def _rehearsed(config: RunConfig) -> Rehearsal:
     problems: list[str] = []
     callbacks = names.user_callbacks(config, problems)
     problems += names.registered(config)
     problems += names.attention(config.model.attn_implementation)
     problems += names.adapter(config.lora)
+    problems += quantisation_problems(config.model, config.lora is None)
     args = _draft(config, problems)
     if args is not None:
         problems += parts.training_problems(args, config.training)

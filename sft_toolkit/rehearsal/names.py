@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from transformers import AttentionInterface, EarlyStoppingCallback, TrainerCallback
 from transformers.utils.import_utils import (
@@ -15,6 +16,7 @@ from transformers.utils.import_utils import (
 from sft_toolkit.config import RunConfig
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
+from sft_toolkit.limits import accepts, expected, members
 from sft_toolkit.registry import BUILT_IN, build, lookup, option_problems
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from sft_toolkit.rehearsal.draft import Draft
 
 # Set by the run itself; see `run_callbacks`.
-_WIRED = {"manifest": ("info", "interrupted", "finish"), "samples": ("score", "interrupted"), "health": ()}
+_WIRED = {"manifest": ("info", "interrupted", "finish"), "samples": ("score", "interrupted")}
 
 
 def user_callbacks(config: RunConfig, problems: list[str]) -> list[TrainerCallback]:
@@ -40,8 +42,20 @@ def user_callbacks(config: RunConfig, problems: list[str]) -> list[TrainerCallba
             problems.append(f"{key} needs evaluation.generate, a number of held-out rows")
         seen.add(entry.name)
         found = option_problems(lookup("callback", entry.name), entry.options, _WIRED.get(entry.name, ()))
+        found = found or list(_wrong_types(lookup("callback", entry.name), entry.options))
         problems += [f"{key}: {problem}" for problem in found]
+        if not found and entry.name not in _WIRED:
+            _built(entry, problems)  # it may refuse a value
     return built
+
+
+def _wrong_types(thing: type, options: Mapping[str, Any]) -> Iterator[str]:
+    """Options of ours whose value is of another type than the constructor declares."""
+    hints = get_type_hints(thing.__init__)  # type: ignore[misc]
+    for name, value in options.items():
+        is_plain = all(member in (int, float, str, bool, NoneType) for member in members(hints[name]))
+        if is_plain and not accepts(hints[name], value):
+            yield f"option '{name}': expected {expected(hints[name])}, not {value!r}"
 
 
 def _built(entry: CallbackArguments, problems: list[str]) -> list[TrainerCallback]:

@@ -215,11 +215,13 @@ def _accelerator(args: Any) -> Iterator[str]:
 
 
 def _ours(args: Any) -> Iterator[str]:
+    from sft_toolkit.gradients import gradient_transform_of
     from sft_toolkit.intake import refuse_unsupported
 
     if args.label_names is not None and "labels" not in args.label_names:
         yield "training.label_names: prepared rows have their labels in 'labels'; leave it out"
     try:
+        gradient_transform_of(args.gradient_transform)
         refuse_unsupported(args)
     except ConfigError as error:
         yield from (f"training.{problem}" for problem in error.problems)

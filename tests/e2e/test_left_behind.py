@@ -41,6 +41,9 @@ def test_what_no_check_foresaw(workshop: Workshop, monkeypatch: pytest.MonkeyPat
     assert "a wheel came off" in (workshop.out / "error.txt").read_text()
     monkeypatch.setenv("SFT_TOOLKIT_TRACEBACK", "1")
     assert "Traceback" in workshop.run("train").err
+    monkeypatch.undo()
+    assert workshop.run("train", "training.max_steps=1").code == 0
+    assert not (workshop.out / "error.txt").exists()
 
 
 def test_no_file_of_a_run_holds_the_token_of_the_hub(workshop: Workshop) -> None:

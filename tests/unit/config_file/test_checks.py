@@ -112,6 +112,25 @@ class TestChecks:
             "run.yaml:4: lora.adapter: 'adapter' is no saved adapter: it has no adapter_config.json"
         ]
 
+    @pytest.mark.parametrize(
+        ("targets", "message"),
+        [
+            ("[]", "names nothing; leave it out for auto, or leave out section lora to train all weights"),
+            ("all", "no module has the name 'all'; did you mean 'all-linear'?"),
+        ],
+    )
+    def test_targets(self, problems: Problems, targets: str, message: str) -> None:
+        assert problems(MINIMAL + f"lora: {{targets: {targets}}}\n") == [f"run.yaml:4: lora.targets: {message}"]
+
+    def test_fsdp_words(self, problems: Problems) -> None:
+        assert problems(training("fsdp: ful_shard")) == [
+            "run.yaml:5: training.fsdp: unknown 'ful_shard' (write true, and options in fsdp_config); "
+            "did you mean 'full_shard'?"
+        ]
+        assert problems(training("fsdp: true") + "distributed: {strategy: zero2}\n") == [
+            "run.yaml:5: training.fsdp: contradicts distributed.strategy: zero2; keep one of them"
+        ]
+
     def test_distributed(self, problems: Problems, folder: Path) -> None:
         (folder / "ds.json").write_text("{}")
         distributed = MINIMAL + "distributed: {%s}\n"

@@ -77,7 +77,8 @@ class TestSections:
             ("[curve: 5]", "callbacks.0.curve: expected a mapping of options, not 5"),
             ("[[curve]]", "callbacks.0: expected text, not a list"),
             ("[curv]", "callbacks.0: unknown callback 'curv'; did you mean 'curve'? (known: complete, curve, health, "
-             "interrupt, manifest, metrics_file, progress, samples, unfreeze; or a dotted path such as my.module.Thing)"),
+             "interrupt, manifest, metrics_file, progress, samples, unfreeze; "
+             "or a dotted path such as my.module.Thing)"),
             ("[nowhere.Thing]",
              "callbacks.0: callback 'nowhere.Thing': no module named 'nowhere'; is its folder on PYTHONPATH?"),
         ],
