@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sft_toolkit.callbacks.complete import CompleteCallback as CompleteCallback
     from sft_toolkit.callbacks.curve import CurveCallback as CurveCallback
+    from sft_toolkit.callbacks.ema import EmaCallback as EmaCallback
     from sft_toolkit.callbacks.health import NonFiniteGuard as NonFiniteGuard
     from sft_toolkit.callbacks.interrupt import InterruptCallback as InterruptCallback
+    from sft_toolkit.callbacks.layers import LayersCallback as LayersCallback
     from sft_toolkit.callbacks.manifest import ManifestCallback as ManifestCallback
+    from sft_toolkit.callbacks.memory import MemoryCallback as MemoryCallback
     from sft_toolkit.callbacks.metrics_file import MetricsFileCallback as MetricsFileCallback
     from sft_toolkit.callbacks.progress import ProgressCallback as ProgressCallback
     from sft_toolkit.callbacks.samples import SamplesCallback as SamplesCallback
@@ -23,8 +26,11 @@ if TYPE_CHECKING:
 _HOME = {
     "CompleteCallback": "complete",
     "CurveCallback": "curve",
+    "EmaCallback": "ema",
     "InterruptCallback": "interrupt",
+    "LayersCallback": "layers",
     "ManifestCallback": "manifest",
+    "MemoryCallback": "memory",
     "MetricsFileCallback": "metrics_file",
     "NonFiniteGuard": "health",
     "ProgressCallback": "progress",

@@ -37,8 +37,11 @@ def _samples() -> TrainerCallback:
 MAKERS: dict[str, Callable[[], TrainerCallback]] = {
     "CompleteCallback": ours.CompleteCallback,
     "CurveCallback": ours.CurveCallback,
+    "EmaCallback": lambda: ours.EmaCallback(decay=0.0),
     "InterruptCallback": ours.InterruptCallback,
+    "LayersCallback": lambda: ours.LayersCallback(every=2),
     "ManifestCallback": ours.ManifestCallback,
+    "MemoryCallback": ours.MemoryCallback,
     "MetricsFileCallback": ours.MetricsFileCallback,
     "NonFiniteGuard": ours.NonFiniteGuard,
     "ProgressCallback": lambda: ours.ProgressCallback(io.StringIO(), bar=True),
@@ -49,6 +52,8 @@ MARKS = {"checkpoint-2/COMPLETE", "checkpoint-3/COMPLETE"}
 WRITES = {
     "CompleteCallback": MARKS,
     "CurveCallback": {"loss.png"},
+    "EmaCallback": {"checkpoint-2/ema.safetensors", "checkpoint-3/ema.safetensors"},
+    "LayersCallback": {"layers.jsonl", "layers.png"},
     "ManifestCallback": {"run.json"},
     "MetricsFileCallback": {"metrics.jsonl"},
     "SamplesCallback": {"samples.json"},
