@@ -108,6 +108,7 @@ def refuse_start(config: RunConfig) -> None:
 def check_run(config: RunConfig) -> Rehearsal:
     """Everything that can be found without data and model, all at once; what was built for it is kept."""
     from sft_toolkit.data.prepare import check_options  # seconds of imports, not owed to a typo
+    from sft_toolkit.data.streaming import check_stream
     from sft_toolkit.rehearsal import rehearse, together
 
     rehearsal: Rehearsal = together(
@@ -115,7 +116,9 @@ def check_run(config: RunConfig) -> Rehearsal:
         lambda: check_options(config.data),
         lambda: rehearse(config),
     )
-    check_settings_in_use(rehearsal.args, os.environ, config.distributed.deepspeed)
+    check_stream(rehearsal.args, config.data.streaming)
+    given = "training.deepspeed" if config.training.get("deepspeed") else config.distributed.deepspeed
+    check_settings_in_use(rehearsal.args, os.environ, given)
     for warning in config.warnings:
         logger.warning("%s", warning)
     return rehearsal
@@ -176,9 +179,10 @@ def assemble(
         users: the callbacks of the configuration that are not ours, built.
         started_by: the launcher; when it has gone, the run saves and stops.
     """
-    from sft_toolkit.data.loading import for_evaluation, for_training, seed_of
+    from sft_toolkit.data.loading import for_evaluation
     from sft_toolkit.run_callbacks import RunCallbacks
     from sft_toolkit.trainer import SFTTrainer
+    from sft_toolkit.training_rows import training_rows
 
     args = resolve_arguments(config, prepared)
     model = build_model(config, args, tokenizer, prepared)
@@ -191,7 +195,7 @@ def assemble(
     trainer = SFTTrainer(
         model=model,
         args=args,
-        train_dataset=for_training(cast(Any, prepared.train), args, seed_of(args), prepared.plan),
+        train_dataset=training_rows(config.data, args, tokenizer, prepared),
         eval_dataset=held_out["eval"] if list(held_out) == ["eval"] else held_out or None,
         processing_class=tokenizer,
         callbacks=callbacks.all(),
@@ -203,23 +207,12 @@ def assemble(
 def resolve_arguments(config: RunConfig, prepared: Prepared) -> SFTArguments:
     """The arguments that run; the process group begins with them."""
     from sft_toolkit.run_args import arguments_from
+    from sft_toolkit.training_rows import refuse_no_updates
 
     args = arguments_from(config.training, config.data, config.distributed)
     check_settings_in_use(args, os.environ, config.distributed.deepspeed)
     refuse_no_updates(args, prepared)
     return args
-
-
-def refuse_no_updates(args: SFTArguments, prepared: Prepared) -> None:
-    """Refuse a run that would end well without one update: every batch is an incomplete one, and those are dropped."""
-    rows = len(cast(Any, prepared.train)) if prepared.plan is None else len(prepared.plan.bins)
-    batch = args.per_device_train_batch_size * args.world_size
-    if args.dataloader_drop_last and rows < batch:
-        what = "rows" if prepared.plan is None else "packed rows"
-        raise ConfigError(
-            f"training.dataloader_drop_last: true leaves nothing to train on: {rows} {what}, and a batch takes {batch} "
-            f"(per_device_train_batch_size {args.per_device_train_batch_size} x {args.world_size} processes)"
-        )
 
 
 def write_down(config: RunConfig, args: SFTArguments, prepared: Prepared) -> None:

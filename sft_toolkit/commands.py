@@ -40,9 +40,11 @@ def preview(config: str | Path, overrides: Sequence[str] = (), rows: int = 3) ->
     """The first rows as they are trained, and whether the model will learn to stop."""
     from sft_toolkit.data.preview import records, stopping
     from sft_toolkit.data.preview_bins import shown_bins
+    from sft_toolkit.data.streaming import sample
 
-    tokenizer, prepared = prepare_data(load_config(config, overrides))
-    train = cast(Any, prepared.train)
+    checked = load_config(config, overrides)
+    tokenizer, prepared = prepare_data(checked)
+    train = cast(Any, prepared.train if prepared.train is not None else sample(checked.data, tokenizer, rows))
     shown = list(records(train, tokenizer, rows))
     bins = None if prepared.plan is None else shown_bins(prepared.plan, train, rows)
     return Preview(shown, tokenizer, stopping(train, tokenizer, prepared.end_of_turn), bins)

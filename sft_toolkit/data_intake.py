@@ -62,10 +62,14 @@ def resolve_dataset(dataset: Any, args: Any, tokenizer: Any, name: str) -> Any:
 
 
 def _tokenised(dataset: Any, args: SFTArguments, tokenizer: Any, name: str, columns: set[str]) -> Any:
-    if not hasattr(dataset, "__len__"):
-        raise ConfigError(f"{name}: a stream of text rows; only map-style data sets are tokenised by SFTTrainer so far")
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(f"{name} holds text rows ({', '.join(sorted(columns))}): pass processing_class=tokenizer")
+    if not hasattr(dataset, "__len__"):
+        if name != TRAIN:
+            raise ConfigError(f"{name}: a stream of text rows; held-out rows are a data set that has an end")
+        from sft_toolkit.data.streaming import stream_iterable
+
+        return stream_iterable(dataset, args, tokenizer, name)
     from sft_toolkit.data.prepare import tokenize_rows
 
     tokens, _ = tokenize_rows(dataset, args, tokenizer, name)
@@ -123,7 +127,7 @@ def check_ids(dataset: Any, model: Any, name: str, labels: bool) -> None:
             check_ids(part, model, f"{name}[{key!r}]", labels)
         return
     if isinstance(dataset, RowsDataset | PackedDataset):
-        dataset = dataset.tokens
+        dataset = getattr(dataset, "tokens", None)  # a stream has read nothing yet
     vocabulary = _embedding_rows(model)
     is_readable = isinstance(dataset, list | tuple) or (
         isinstance(dataset, Dataset) and dataset.format["type"] != "custom"

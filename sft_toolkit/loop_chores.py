@@ -9,6 +9,7 @@ from transformers import TrainerCallback
 
 from sft_toolkit.intake import adapter_callbacks
 from sft_toolkit.step_times import StepTimes
+from sft_toolkit.stream_keeper import keepers_of
 from sft_toolkit.utilisation import utilisation_of
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def chores_of(trainer: SFTTrainer) -> list[TrainerCallback]:
     """What its adapter needs at every update, and the chores; the last callbacks."""
-    return [*adapter_callbacks(trainer.model), LoopChores(trainer)]
+    return [*adapter_callbacks(trainer.model), *keepers_of(trainer.train_dataset), LoopChores(trainer)]
 
 
 class LoopChores(TrainerCallback):

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from sft_toolkit.args import PreparationArguments
 from sft_toolkit.data.orders import ordering_of
 from sft_toolkit.data.plan import PackingPlan, plan_packing, plan_parts
-from sft_toolkit.data.sampler import EpochSampler, in_parts
+from sft_toolkit.data.sampler import EpochSampler, StreamOrder, in_parts
+from sft_toolkit.data.stream import Streamed
 from sft_toolkit.data.token_dataset import PackedDataset, Parts, RowsDataset
 from sft_toolkit.data.transforms import transform_of
 
@@ -53,6 +54,8 @@ def training_order(dataset: Batches, args: Any, micro_batch: int) -> EpochSample
     Raises:
         ConfigError: as `ordering_of`.
     """
+    if isinstance(dataset, Streamed):
+        return StreamOrder(len(dataset), 0, shuffle=False)
     default = "sequential" if args.train_sampling_strategy == "sequential" else "shuffle"
     ordering = ordering_of(getattr(args, "sampler", None), default)
     facts = dataset.facts(micro_batch * args.world_size * args.gradient_accumulation_steps)

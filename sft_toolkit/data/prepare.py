@@ -33,6 +33,7 @@ from sft_toolkit.data.report import Tally, describe, nothing_left, too_many_refu
 from sft_toolkit.data.source_tokens import SourceReader, SourceTokens, formats_by_file
 from sft_toolkit.data.sources import is_local
 from sft_toolkit.data.split import Indices, Keys, held_out, linked
+from sft_toolkit.data.streaming import streaming_problems
 from sft_toolkit.data.summary import WEIGHTS, Mask, all_content, joined, report_of, short_names
 from sft_toolkit.data.tokenise import SourceTokenizer
 from sft_toolkit.data.transforms import transform_of
@@ -93,7 +94,7 @@ def prepare(data: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int =
     ordering = check_options(data)
     reader = SourceReader(data, tokenizer)
     carried = Carried(data.group_by, tuple(ordering.columns()))
-    sources = [reader.read(source, carried) for source in data.train]
+    sources = [] if data.streaming else [reader.read(source, carried) for source in data.train]
     eval_sources = {name: [reader.read(source) for source in group] for name, group in data.eval.items()}
     for name, group in {"data.train": sources, **{f"data.eval.{n}": g for n, g in eval_sources.items()}}.items():
         _say_and_check(name, group, data.max_refused)
@@ -105,6 +106,7 @@ def prepare(data: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int =
         raise DataError("data.train: no row is left to train on after val_split and the sources' weights")
 
     report = report_of(sources, mixture.chosen, masks, eval_sources)
+    report |= {"streaming": True} if data.streaming else {}
     report["template_fingerprint"] = hashlib.sha256(template_text(tokenizer).encode()).hexdigest()
     report["fingerprint"] = _fingerprint(data, {"": sources, **eval_sources}, seed)
     prepared = Prepared(train, {}, report, report["fingerprint"], reader.renderer.end_of_turn)
@@ -172,8 +174,7 @@ def check_options(data: DataArguments) -> Ordering:
         ConfigError: with everything that is wrong.
     """
     problems = []
-    if data.streaming:
-        problems.append("data.streaming: true is not available yet; leave it out, the token cache is read from disk")
+    problems += streaming_problems(data)
     if not data.train and not data.eval:
         problems.append("data.train: names no source")
     if data.val_split and data.eval:

@@ -64,7 +64,7 @@ class EpochSampler(Sampler[int]):
         """Choose the order of the next iteration; called by transformers and accelerate before each epoch."""
         self.epoch = epoch
 
-    def order(self, epoch: int) -> list[int]:
+    def order(self, epoch: int) -> Sequence[int]:
         """All indices of an epoch, blanks at the end."""
         blanks = [BLANK] * self.blanks
         if self.ordering is not None:
@@ -92,6 +92,14 @@ class EpochSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return self.size + self.blanks
+
+
+class StreamOrder(EpochSampler):
+    """0, 1, 2, ... without a list of them: the positions of a whole training on a stream."""
+
+    def order(self, epoch: int) -> Sequence[int]:
+        """All positions."""
+        return range(self.size)
 
 
 def in_parts(sizes: Sequence[int], multiple: int) -> list[int]:

@@ -36,20 +36,21 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _MANY = 6  # names listed in a message before it says "..."
 
 
-def read_rows(source: SourceArguments, on_bad_row: OnBadRow = "error") -> Iterator[RawRow]:
+def read_rows(source: SourceArguments, on_bad_row: OnBadRow = "error", streaming: bool = False) -> Iterator[RawRow]:
     """The rows of one source in file order, lazily; memory does not grow with their number (but see `read_json`).
 
     Args:
         source: which files, and at most how many rows (`max_rows`, over all of them).
         on_bad_row: "error" stops at the first row that can't be read; "drop" yields it with its `error` set and
             an empty `row`, so that the caller can count it.
+        streaming: read a hub data set over the network instead of downloading it.
 
     Raises:
         DataError: at once, if a file is missing or of an unknown type; while reading, if a file holds no rows or
             a row can't be read. Each names the file, and the line or row.
     """
     paths = expand(source)
-    rows = _rows_of_files(paths) if paths else _some_rows(source.path, read_hub(source))
+    rows = _rows_of_files(paths) if paths else _some_rows(source.path, read_hub(source, streaming))
     return _checked(islice(rows, source.max_rows), on_bad_row)
 
 

@@ -77,3 +77,29 @@ def test_two_ranks_train_on_the_rows_of_one(tmp_path: Path, packing: bool) -> No
         assert plans[0] == plans[1]
     built = list((tmp_path / "cache" / "tokens").glob("*/tokens.arrow"))
     assert len(built) == 4  # each of the four files was tokenised once
+
+
+def test_two_ranks_read_a_stream_as_one_rank_reads_prepared_rows(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    losses = []
+    for ranks in (1, 2):
+        path = config(tmp_path, ranks, packing=False)
+        sections = json.loads(path.read_text(encoding="utf-8"))
+        sections["data"] |= {"train": written(tmp_path, "rows", 8, "x"), "mixing": "concatenate", "transform": None}
+        sections["data"] |= {"sampler": "sequential", "streaming": ranks == 2}
+        sections["training"] |= {"max_steps": 6, "per_device_train_batch_size": 2 // ranks, "eval_strategy": "no"}
+        path.write_text(json.dumps(sections), encoding="utf-8")
+        if ranks == 1:
+            run(path)
+        else:
+            finished = launch(torchrun("train.py", "--config", path, "training.save_strategy=steps"), timeout=180)
+            assert finished.code == 0, finished.tail()
+        losses.append([entry["loss"] for entry in metrics(tmp_path, ranks) if "loss" in entry])
+    assert len(losses[0]) == 6
+    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
+    out = tmp_path / "out-2"
+    report = json.loads((out / "data_report.json").read_text(encoding="utf-8"))
+    assert (report["streaming"], report["rows_kept"]) == (True, 16)  # both ranks have read their second pass
+    places = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("checkpoint-*/stream-?.json"))]
+    assert [(place["ranks"], place["index"], place["epoch"]) for place in places] == [(2, 4, 1), (2, 4, 1)]

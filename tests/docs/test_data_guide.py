@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sft_toolkit import load_config, registry
+from sft_toolkit import SFTArguments, load_config, registry
 from sft_toolkit.data.facts import RowFacts
 from sft_toolkit.data.loading import for_training
 from sft_toolkit.data.prepare import prepare
+from sft_toolkit.data.streaming import stream_sources
 from sft_toolkit.registry import lookup
 from tests.docs.test_documents import ROOT, blocks
 from tests.tiny import chat, tiny_tokenizer
@@ -52,8 +53,13 @@ def test_every_configuration_prepares_its_data(folder: Path, written: str) -> No
     path.write_text(RUN + written)
     config = load_config(path, [f"data.cache_dir={folder / 'cache'}"])
     prepared = prepare(config.data, tiny_tokenizer())
-    assert prepared.train is not None
-    dataset = for_training(prepared.train, config.data, seed=1, plan=prepared.plan)
+    if config.data.streaming:
+        dataset: Any = stream_sources(
+            config.data, tiny_tokenizer(), SFTArguments(str(folder), max_steps=3, packing=True)
+        )
+    else:
+        assert prepared.train is not None
+        dataset = for_training(prepared.train, config.data, seed=1, plan=prepared.plan)
     assert len(dataset) > 0
     assert dataset[0]
 

@@ -59,8 +59,8 @@ def _message(outcome: Outcome) -> list[str]:
          "callbacks: callback 'collections.Counter' is a Counter; expected a transformers.TrainerCallback"),
         ("callbacks=[{curve: {zz: 1}}]",
          "callbacks.0: callback 'curve': unknown option 'zz' (accepted: every_seconds)"),
-        ("data.streaming=true",
-         "data.streaming: true is not available yet; leave it out, the token cache is read from disk"),
+        ("data.group_by=customer",
+         "data.group_by: has a meaning for val_split only; take it out, or set val_split"),
         ("data.eval=null", "training.eval_strategy: needs held-out rows; set data.eval or data.val_split"),
     ],
 )  # fmt: skip
@@ -74,7 +74,7 @@ def test_check_and_train_say_the_same(workshop: Workshop, override: str, message
 def test_everything_at_once(workshop: Workshop) -> None:
     found = refused(
         workshop,
-        "data.streaming=true",
+        "data.group_by=customer",
         "training.report_to=nope",
         "callbacks=[os.nope]",
         "model.attn_implementation=flash",
@@ -82,7 +82,7 @@ def test_everything_at_once(workshop: Workshop) -> None:
     )
     assert [line.partition(":")[0] for line in found] == [
         "distributed.backend",
-        "data.streaming",
+        "data.group_by",
         "callbacks",
         "model.attn_implementation",
         "training.report_to",

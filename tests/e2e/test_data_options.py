@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from tests.e2e.workshop import Workshop
@@ -115,3 +116,35 @@ def test_check_finds_wrong_data_options_without_reading_a_row(workshop: Workshop
     assert outcome.code == 2
     assert "data.sampler: sampler 'curriculum': unknown option 'step'; did you mean 'steps'?" in outcome.err
     assert "data.transform: transform 'tests.nowhere.thing': tests has no 'nowhere'" in outcome.err
+
+
+def test_a_stream_is_trained_previewed_and_resumed_from_its_place(workshop: Workshop) -> None:
+    workshop.config["data"] |= {"train": list(two_sources(workshop)), "streaming": True, "packing": True}
+    workshop.config["training"]["save_strategy"] = "steps"
+    shown = [json.loads(line) for line in workshop.run("preview", "--json", "--rows", "2").out.splitlines()]
+    assert [record["supervised"] for record in shown] == [["x<|im_end|>"], ["xx<|im_end|>"]]
+    assert workshop.run("check").code == 0
+    whole = workshop.run("train")
+    assert whole.code == 0, whole.err
+    losses = [(entry["step"], entry["loss"]) for entry in workshop.metrics() if "loss" in entry]
+    report = workshop.json("data_report.json")
+    assert report["streaming"] is True
+    assert report["rows_read"] % 14 == 0
+    assert report["rows_kept"] == report["rows_read"] > 0
+    assert not list((workshop.folder / "cache").rglob("*first*"))
+
+    for name in ("checkpoint-4", "final", "run.json"):
+        path = workshop.out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = workshop.run("train")
+    assert again.code == 0, again.err
+    assert [(entry["step"], entry["loss"]) for entry in workshop.metrics() if "loss" in entry] == losses
+    assert workshop.json("data_report.json") == report
+
+
+def test_a_stream_needs_an_end(workshop: Workshop) -> None:
+    del workshop.config["training"]["max_steps"]
+    workshop.config["data"]["streaming"] = True
+    outcome = workshop.run("check")
+    assert outcome.code == 2
+    assert "training.max_steps: a stream has no end, so data.streaming needs it" in outcome.err

@@ -133,9 +133,9 @@ def test_rows_that_are_no_mappings_are_named(tmp_path: Path) -> None:
     assert later.startswith("train_dataset, row 2: is a list, expected a mapping of column to value")
 
 
-def test_a_stream_of_text_rows_is_refused(tmp_path: Path) -> None:
+def test_a_held_out_stream_of_text_rows_is_refused(tmp_path: Path) -> None:
     stream = IterableDataset.from_generator(lambda: iter(TEXT))
-    assert "train_dataset: a stream of text rows" in refused(ConfigError, tmp_path, stream)
+    assert "eval_dataset: a stream of text rows; held-out rows" in refused(ConfigError, tmp_path, TEXT, stream)
 
 
 def test_rows_beyond_text_are_left_to_trainer(tmp_path: Path) -> None:

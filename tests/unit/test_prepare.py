@@ -405,7 +405,6 @@ def test_a_weight_samples_by_the_seed_and_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"streaming": True}, "data.streaming: true is not available yet"),
         ({"val_split": 2.5}, "data.val_split: 2.5 is neither a share below 1 nor a whole number of rows"),
         (
             {"val_split": 2, "eval": {"eval": [SourceArguments(path="x.jsonl")]}},

@@ -62,7 +62,7 @@ def _single_row(batch: Any) -> tuple[dict[str, Any], str | None]:
         return {}, f"invalid UTF-8: byte 0x{error.object[error.start]:02X}"
 
 
-def load_hub(source: SourceArguments) -> Any:
+def load_hub(source: SourceArguments, streaming: bool = False) -> Any:
     """The `datasets.Dataset` of a hub id, memory-mapped from the Hugging Face cache.
 
     Raises:
@@ -71,7 +71,9 @@ def load_hub(source: SourceArguments) -> Any:
     from datasets import load_dataset
 
     try:
-        return load_dataset(source.path, name=source.subset, split=source.split, revision=source.revision)
+        return load_dataset(
+            source.path, name=source.subset, split=source.split, revision=source.revision, streaming=streaming
+        )
     except (OSError, ValueError) as error:
         raise DataError(
             f"{source.path}: no file of this name exists here, and as a hub data set (split '{source.split}') "
@@ -79,9 +81,9 @@ def load_hub(source: SourceArguments) -> Any:
         ) from None
 
 
-def read_hub(source: SourceArguments) -> Iterator[RawRow]:
+def read_hub(source: SourceArguments, streaming: bool = False) -> Iterator[RawRow]:
     """The rows of one split of a hub data set."""
-    for number, row in enumerate(load_hub(source), 1):
+    for number, row in enumerate(load_hub(source, streaming), 1):
         yield RawRow(source.path, number, drop_nulls(row))
 
 
