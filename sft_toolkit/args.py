@@ -186,11 +186,12 @@ class DistributedArguments(Checked):
 class EvaluationArguments(Checked):
     """Section `evaluation`: answers generated for held-out rows, before and after training."""
 
-    generate: int = knob(0, "Held-out rows to answer; 0 generates nothing.", minimum=0)
+    generate: int = knob(0, "Held-out rows to answer, of each source as many; 0 generates nothing.", minimum=0)
     metrics: list[str] = knob(lambda: ["exact_match", "token_f1"], "Metrics by registered name.", kind="metric")
     max_new_tokens: int = knob(128, "Longest answer, in tokens.", minimum=1)
     batch_size: int = knob(8, "Rows answered at once.", minimum=1)
     show: int = knob(3, "Answers printed.", minimum=0)
+    while_training: bool = knob(False, "Also at each evaluation, as eval_<metric>, which may choose the best model.")
 
 
 @dataclass
@@ -213,14 +214,10 @@ class TrainingExtras:
     )
     resume: str = knob("auto", "auto continues from the newest good checkpoint, never starts anew, or a folder.")
     trainable: list[str] | None = knob(
-        None,
-        "Without lora: train only parameters whose name matches one of these patterns, such as '*.layers.31.*'. "
-        "Default: all.",
+        None, "Without lora: train only the parameters that match one of these patterns, such as '*.layers.31.*'."
     )
-    lora_plus_ratio: float | None = knob(
-        None, "LoRA+: learning rate of the B matrices, as a multiple of learning_rate; 16 in the paper.", minimum=0.0
-    )
-    loss: Named = knob(
+    lora_plus_ratio: float | None = knob(None, "LoRA+: B matrices learn this many times faster; 16 fits.", minimum=0.0)
+    loss: dict[str, Any] | str = knob(
         "nll",
         "What is optimised: nll, label_smoothing, focal, dft, a registered name, or the dotted path of a function of "
         "(logits, targets, weights); {name: {option: value}} as well. The logged `loss` stays the NLL; this stands "

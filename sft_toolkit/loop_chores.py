@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from sft_toolkit.trainer import SFTTrainer
 
 
-def chores_of(trainer: SFTTrainer) -> list[TrainerCallback]:
+def add_chores(trainer: SFTTrainer) -> None:
     """What its adapter needs at every update, and the chores; the last callbacks."""
-    return [*adapter_callbacks(trainer.model), *keepers_of(trainer.train_dataset), LoopChores(trainer)]
+    keepers = keepers_of(trainer.train_dataset)
+    for callback in (*adapter_callbacks(trainer.model), *keepers, LoopChores(trainer)):
+        trainer.add_callback(callback)
 
 
 class LoopChores(TrainerCallback):

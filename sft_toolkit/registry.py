@@ -37,6 +37,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "unfreeze": "sft_toolkit.callbacks.unfreeze.UnfreezeCallback",
     },
     "metric": {
+        "bleu": "sft_toolkit.evaluation.metrics.Bleu",
         "exact_match": "sft_toolkit.evaluation.metrics.ExactMatch",
         "json_fields": "sft_toolkit.evaluation.metrics.JsonFields",
         "json_validity": "sft_toolkit.evaluation.metrics.JsonValidity",

@@ -102,20 +102,25 @@ class RunCallbacks:
             return None
         from sft_toolkit.evaluation.score import score
 
-        held_out = next(iter(prepared.evals.values()))
+        name, held_out = next(iter(prepared.evals.items()))
+        parts = prepared.eval_parts.get(name, ())
 
         def in_training_precision(model: nn.Module) -> Any:
             # peft's generate goes past the forward that accelerate wraps in autocast; a bf16 base with fp32 modules
             # to save then meets two dtypes.
             with cast(Any, self._engagement.trainer).accelerator.autocast():
-                return score(model, tokenizer, held_out, config.evaluation)
+                return score(model, tokenizer, held_out, config.evaluation, parts)
 
         wired = {
             "score": in_training_precision,
             "show": config.evaluation.show,
             "interrupted": self._interrupted,
+            "log": self._log_scores if config.evaluation.while_training else None,
         }
         return build("callback", "samples", wired | options)
+
+    def _log_scores(self, scores: dict[str, float]) -> None:
+        cast(Any, self._engagement.trainer).log(scores)
 
 
 class _Engagement(TrainerCallback):

@@ -28,7 +28,7 @@ from sft_toolkit.forward_paths import ForwardPaths
 from sft_toolkit.gradients import GradientTrainer
 from sft_toolkit.intake import refuse_unsupported, resolve_model, resolve_tokenizer, with_adapter
 from sft_toolkit.log_entry import add_to_log
-from sft_toolkit.loop_chores import chores_of
+from sft_toolkit.loop_chores import add_chores
 from sft_toolkit.modules import without_adapter
 from sft_toolkit.saving import SavingTrainer
 from sft_toolkit.training_args import SFTArguments
@@ -110,8 +110,7 @@ class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer):
         self.use_gradient_transform(getattr(self.args, "gradient_transform", None))
         if self._trains_tokens:
             refuse_unsupported(self.args)
-            for chore in chores_of(self):
-                self.add_callback(chore)
+            add_chores(self)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's; the model gets its own attention back, whatever ends the training."""

@@ -12,9 +12,10 @@ from typing import Any, Protocol, TextIO
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sft_toolkit.callbacks.files import in_output_dir, read_json, write_json
+from sft_toolkit.callbacks.files import in_output_dir, read_json, replace_file, write_json
+from sft_toolkit.callbacks.samples_page import page
 
-FILE_NAME = "samples.json"
+FILE_NAME, PAGE = "samples.json", "samples.html"
 WIDTH = 100
 LONGEST = 600  # characters of a shown text; the file holds all of it
 
@@ -39,7 +40,7 @@ class _Answers:
 
 
 class SamplesCallback(TrainerCallback):
-    """Scores the model when training begins and when it ends; writes `samples.json` and prints a table.
+    """Scores the model when training begins and when it ends; writes `samples.json`, `samples.html`, prints a table.
 
     A resumed run takes the first half from the file of the run it continues. `score` runs on every process, since a
     model that is spread over them (ZeRO-3) answers on all of them or not at all; only the first writes.
@@ -49,6 +50,8 @@ class SamplesCallback(TrainerCallback):
         show: answers in the table.
         stream: where the table goes; default standard output.
         interrupted: tells at the end whether a signal cut training short; then there is no time to score again.
+        log: called with the scores of each evaluation while training, which also stand among its metrics as
+            `eval_<metric>`, so that the best model can be chosen by them; None scores at the two ends only.
     """
 
     def __init__(
@@ -57,11 +60,14 @@ class SamplesCallback(TrainerCallback):
         show: int = 3,
         stream: TextIO | None = None,
         interrupted: Callable[[], bool] = lambda: False,
+        log: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
         self._score = score
         self._show = show
         self._stream = stream
         self._interrupted = interrupted
+        self._log = log
+        self._scored_at = -1
         self.before: Scored | None = None
         self.after: Scored | None = None
 
@@ -69,7 +75,7 @@ class SamplesCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         path = in_output_dir(args, FILE_NAME)
-        self.after = None
+        self.after, self._scored_at = None, -1
         self.before = _first_half(path) if state.global_step > 0 else None
         # A checkpoint is no untrained model: without the file there is no "before" to compare with.
         if state.global_step > 0:
@@ -77,6 +83,22 @@ class SamplesCallback(TrainerCallback):
         self.before = self._score(kwargs["model"])
         if state.is_world_process_zero:
             write_json(path, {"before": _as_dict(self.before)})
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Trainer looks for its best metric in the very mapping that callbacks are shown."""
+        if self._log is None or metrics is None or state.global_step == self._scored_at:
+            return
+        self._scored_at = state.global_step  # several held-out sets are evaluated one by one
+        found = {f"eval_{name}": value for name, value in self._score(kwargs["model"]).scores.items()}
+        metrics.update(found)
+        self._log(found)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -88,6 +110,8 @@ class SamplesCallback(TrainerCallback):
             return
         before = {"before": _as_dict(self.before)} if self.before is not None else {}
         write_json(in_output_dir(args, FILE_NAME), {**before, "after": _as_dict(self.after)})
+        html = page(self.before, self.after)
+        replace_file(in_output_dir(args, PAGE), html.encode("utf-8", "backslashreplace"), durable=False)
         stream = sys.stdout if self._stream is None else self._stream
         text = table(self.before, self.after, self._show)
         encoding = stream.encoding or "utf-8"

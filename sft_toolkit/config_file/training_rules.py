@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing import get_all_start_methods
 from typing import Any
 
-from sft_toolkit.args import DataArguments
+from sft_toolkit.args import DataArguments, EvaluationArguments
 from sft_toolkit.config_file.findings import Findings
 from sft_toolkit.hints import did_you_mean
+from sft_toolkit.registry import BUILT_IN
 
 # The defaults of transformers and of SFTArguments that the rules depend on.
 _STEPS = {"eval_steps": None, "save_steps": 500, "logging_steps": 10}
@@ -41,7 +42,9 @@ def check_loader(training: Mapping[str, Any], findings: Findings) -> None:
             findings.add(f"training.{key}", "needs worker processes; set training.dataloader_num_workers")
 
 
-def check_strategies(data: DataArguments, training: Mapping[str, Any], findings: Findings) -> None:
+def check_strategies(
+    data: DataArguments, training: Mapping[str, Any], evaluation: EvaluationArguments, findings: Findings
+) -> None:
     """`eval_strategy`, `save_strategy` and what reads the result of an evaluation agree."""
     evaluates = training.get("eval_strategy", "epoch" if data.eval or data.val_split else "no")
     saves = training.get("save_strategy", "steps")
@@ -58,7 +61,8 @@ def check_strategies(data: DataArguments, training: Mapping[str, Any], findings:
         findings.add("training.save_strategy", "best needs training.metric_for_best_model, such as loss")
     if training.get("load_best_model_at_end") and saves != "best":
         _check_same_rhythm(evaluates, saves, training, findings)
-    _check_metric(data, training, findings)
+    scores = evaluation.metrics if evaluation.generate and evaluation.while_training else []
+    _check_metric(data, training, scores, findings)
     _check_steps(evaluates, saves, training, findings)
 
 
@@ -82,7 +86,7 @@ def _check_same_rhythm(evaluates: str, saves: str, training: Mapping[str, Any], 
             findings.add(key, f"needs training.save_steps ({saved:g}) to be a multiple of eval_steps ({every:g})")
 
 
-def _check_metric(data: DataArguments, training: Mapping[str, Any], findings: Findings) -> None:
+def _check_metric(data: DataArguments, training: Mapping[str, Any], scores: Sequence[str], findings: Findings) -> None:
     """The metric is one that an evaluation of these sets reports."""
     metric = training.get("metric_for_best_model")
     compared = training.get("load_best_model_at_end") or training.get("save_strategy") == "best"
@@ -90,11 +94,13 @@ def _check_metric(data: DataArguments, training: Mapping[str, Any], findings: Fi
         return
     names = list(data.eval) or ["eval"]
     prefixes = [""] if names == ["eval"] else [f"{name}_" for name in names]
-    known = [f"{prefix}{what}" for what in ("loss", *_OF_AN_EVALUATION) for prefix in prefixes]
+    known = [f"{prefix}{what}" for what in ("loss", *_OF_AN_EVALUATION) for prefix in prefixes] + list(scores)
     parts = any(len(sources) > 1 for sources in data.eval.values())  # each source has a loss of its own beside the sum
     asked = (metric or "loss").removeprefix("eval_")
-    if asked not in known and not (parts and asked.endswith("_loss")):
-        losses = ", ".join(name for name in known if name.endswith("loss"))
+    if any(name not in BUILT_IN["metric"] for name in scores):
+        return  # a metric of the user's may report under any name
+    if asked not in known and not (parts and asked.endswith(("_loss", *(f"_{name}" for name in scores)))):
+        losses = ", ".join(name for name in known if name.endswith("loss") or name in scores)
         key = "training.metric_for_best_model" if metric is not None else "training.load_best_model_at_end"
         findings.add(key, f"an evaluation reports no '{asked}'{did_you_mean(asked, known)} (reported: {losses})")
 

@@ -6,6 +6,7 @@ Each is the mean over rows of a score between 0 and 1. `compute` runs them by th
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
 from collections import Counter
@@ -73,6 +74,27 @@ class RougeL(RowMetric):
         return _f1(_common_subsequence(answered, expected), len(answered), len(expected))
 
 
+class Bleu(RowMetric):
+    """Corpus BLEU-4 (Papineni et al., 2002) over words and punctuation marks, from 0 to 1.
+
+    n-grams are counted over all rows before they are compared, so it is no mean over rows. Beyond words, 1 is added to
+    both counts (Lin and Och, 2004): short answers would otherwise score 0 for want of a 4-gram.
+    """
+
+    key = "bleu"
+
+    def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        pairs = [(_words(p), _words(r)) for p, r in zip(predictions, references, strict=True)]
+        answered, expected = sum(len(p) for p, _ in pairs), sum(len(r) for _, r in pairs)
+        matched = [sum((_grams(p, n) & _grams(r, n)).total() for p, r in pairs) for n in range(1, 5)]
+        offered = [sum(_grams(p, n).total() for p, _ in pairs) for n in range(1, 5)]
+        if not matched[0]:
+            return {self.key: float(answered == expected == 0)}
+        logs = [math.log((m + (n > 0)) / (o + (n > 0))) for n, (m, o) in enumerate(zip(matched, offered, strict=True))]
+        shortness = min(0.0, 1 - expected / answered)
+        return {self.key: math.exp(shortness + sum(logs) / len(logs))}
+
+
 class JsonValidity(RowMetric):
     """1 where the answer as a whole is JSON."""
 
@@ -134,6 +156,10 @@ def compute(names: Sequence[str], predictions: Sequence[str], references: Sequen
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text)
+
+
+def _grams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
 def _f1(common: int, answered: int, expected: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -33,9 +33,13 @@ class ScoredAnswers:
 
 
 def score(
-    model: nn.Module, tokenizer: Any, dataset: Iterable[Mapping[str, Any]], args: EvaluationArguments
+    model: nn.Module,
+    tokenizer: Any,
+    dataset: Iterable[Mapping[str, Any]],
+    args: EvaluationArguments,
+    parts: Sequence[tuple[str, int]] = (),
 ) -> ScoredAnswers:
-    """Answer the first `args.generate` rows of `dataset` greedily and compare them with what the rows teach.
+    """Answer `args.generate` rows of `dataset` greedily and compare them with what the rows teach.
 
     An answer ends at the tokenizer's end of sequence, at what the model's own generation config names, or at the
     special token that ends the references themselves (`<|im_end|>`, `<|eot_id|>`, ...).
@@ -43,12 +47,15 @@ def score(
     Args:
         dataset: token rows with `input_ids` and `labels`, not packed. Rows without a prompt or without a label can't
             be asked and are passed over.
+        parts: sources of the set, each with its number of rows, in order. The first rows of each are asked, and
+            scored by themselves as `<source>_<metric>` too. Without, the first rows of the set are.
 
     Raises:
         DataError: no row can be asked.
         ConfigError: an unknown metric.
     """
-    asked = _asked(dataset, args.generate)
+    chosen, of_part = _spread(dataset, args.generate, parts)
+    asked = _asked(chosen, len(chosen))
     stops = _stop_ids(model, tokenizer, [reference for _, reference in asked])
     ids = generate_answers(
         model,
@@ -61,7 +68,30 @@ def score(
     answers = [tokenizer.decode(answer, clean_up_tokenization_spaces=False) for answer in ids]
     references = [_without_end(tokenizer, reference, stops) for _, reference in asked]
     prompts = [tokenizer.decode(p, skip_special_tokens=True, clean_up_tokenization_spaces=False) for p, _ in asked]
-    return ScoredAnswers(prompts, answers, references, compute(args.metrics, answers, references))
+    scores = compute(args.metrics, answers, references)
+    kept = [part for part, row in zip(of_part, chosen, strict=True) if all(prompt_and_reference(row))]
+    for part in dict.fromkeys(kept) if len(parts) > 1 else ():
+        at = [i for i, name in enumerate(kept) if name == part]
+        alone = compute(args.metrics, [answers[i] for i in at], [references[i] for i in at])
+        scores |= {f"{part}_{name}": value for name, value in alone.items()}
+    return ScoredAnswers(prompts, answers, references, scores)
+
+
+def _spread(
+    dataset: Iterable[Mapping[str, Any]], number: int, parts: Sequence[tuple[str, int]]
+) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The rows that are asked, and the source of each: as many of every source, the first one a few more."""
+    if len(parts) < 2:
+        rows = list(islice(dataset, number))
+        return rows, [""] * len(rows)
+    held: Any = dataset  # sources are known of sets that are held in full
+    rows, names, start = [], [], 0
+    for place, (name, length) in enumerate(parts):
+        wanted = min(length, number // len(parts) + (place < number % len(parts)))
+        rows += [held[start + i] for i in range(wanted)]
+        names += [name] * wanted
+        start += length
+    return rows, names
 
 
 def check_references(tokenizer: Any, dataset: Iterable[Mapping[str, Any]], args: EvaluationArguments) -> None:

@@ -123,9 +123,32 @@ def test_generation_is_scored_before_and_after(workshop: Workshop) -> None:
     outcome = workshop.run("train")
     assert outcome.code == 0, outcome.err
     assert "score       exact_match 0.000 -> 1.000, token_f1 0.000 -> 1.000" in outcome.out
+    page = (workshop.out / "samples.html").read_text()
+    assert page.count('<td class="right">x</td>') == 3  # and three wrong ones before
     samples = workshop.json("samples.json")
     assert [row["answer"] for row in samples["after"]["rows"]] == ["x", "x", "x"]
     assert samples["before"]["scores"] == {"exact_match": 0.0, "token_f1": 0.0}
+
+
+def test_answers_while_training_choose_the_best_model(workshop: Workshop) -> None:
+    workshop.config["evaluation"] = {
+        "generate": 2,
+        "max_new_tokens": 3,
+        "while_training": True,
+        "metrics": ["token_f1"],
+    }
+    workshop.config["training"] |= {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_token_f1",
+        "greater_is_better": True,
+    }
+    outcome = workshop.run("train")
+    assert outcome.code == 0, outcome.err
+    lines = workshop.metrics()
+    assert [("eval_token_f1" in line, "eval_loss" in line) for line in lines] == [(False, False), (True, True)] * 2
+    state = json.loads((workshop.out / "checkpoint-4" / "trainer_state.json").read_text())
+    assert state["best_metric"] == max(line["eval_token_f1"] for line in lines[1::2])
+    assert state["best_model_checkpoint"].endswith("checkpoint-2")  # none is better than the first
 
 
 def test_preview_prints_what_is_trained_as_json(workshop: Workshop) -> None:

@@ -56,7 +56,7 @@ WRITES = {
     "LayersCallback": {"layers.jsonl", "layers.png"},
     "ManifestCallback": {"run.json"},
     "MetricsFileCallback": {"metrics.jsonl"},
-    "SamplesCallback": {"samples.json"},
+    "SamplesCallback": {"samples.json", "samples.html"},
 }
 RUN: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
 every_callback = pytest.mark.parametrize("name", sorted(MAKERS))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,22 @@ def test_all_metrics_at_once_by_name_offline_and_without_a_trace(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("predictions", "references", "expected"),
+    [
+        (["the cat sat on the mat"], ["the cat sat on the mat"], 1.0),
+        (["", ""], ["a", "b"], 0.0),
+        ([""], [""], 1.0),
+        # 1-grams 4/5, 2-grams (2 + 1)/(4 + 1), 3-grams (0 + 1)/(3 + 1), 4-grams (0 + 1)/(2 + 1), no brevity penalty
+        (["a b x d e"], ["a b c d e"], (4 / 5 * 3 / 5 * 1 / 4 * 1 / 3) ** 0.25),
+        # one of two words; the counts of the rows are added up; 2 words for 4 expected
+        (["a", "x"], ["a b", "c d"], (1 / 2 * 1 * 1 * 1) ** 0.25 * math.exp(1 - 4 / 2)),
+    ],
+)
+def test_bleu_by_hand(predictions: list[str], references: list[str], expected: float) -> None:
+    assert compute(["bleu"], predictions, references) == {"bleu": pytest.approx(expected)}
+
+
 def test_metrics_of_the_user(tmp_path: Path) -> None:
     @register("metric", "test_length")
     def length(predictions: list[str], references: list[str]) -> float:
@@ -260,6 +277,18 @@ def test_only_the_first_rows_are_asked_and_those_that_can_not_be_are_said(caplog
     assert said == ["2 of 3 held-out rows have no prompt or no label: not asked"]
     with pytest.raises(DataError, match="no held-out row has both a prompt and a supervised answer"):
         score(tiny_model(), tiny_tokenizer(), rows[:2], EvaluationArguments(generate=2))
+
+
+def test_each_source_is_asked_and_scored_by_itself() -> None:
+    rows = [row_of("q1", "yes"), row_of("q1", "yes"), row_of("q1", "yes"), row_of("q1", "no!"), row_of("q1", "no!")]
+    args = EvaluationArguments(generate=3, max_new_tokens=8, metrics=["exact_match"])
+    found = score(trained_to_say("yes"), tiny_tokenizer(), rows, args, [("kind", 3), ("harsh", 2)])
+    assert found.references == ["yes", "yes", "no!"]
+    assert found.scores == {
+        "exact_match": pytest.approx(2 / 3),
+        "kind_exact_match": 1.0,
+        "harsh_exact_match": 0.0,
+    }
 
 
 def test_the_token_that_ends_the_references_ends_the_answers_too() -> None:
