@@ -129,11 +129,13 @@ def _train(options: argparse.Namespace) -> int:
     if problems:  # before anything is read: ranks that can't find one another would wait for one another
         raise ConfigError(problems)
     from sft_toolkit.assemble import run
+    from sft_toolkit.distributed import leave_process_group
 
     with warnings.catch_warnings():
         # DeepSpeed 0.19 calls torch under its old names, on every rank: nothing that a user could change.
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         result = run(options.config, options.overrides)
+    leave_process_group()
     if os.environ.get("RANK", "0") == "0":
         print(result.summary())
     return result.exit_code

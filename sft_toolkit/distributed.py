@@ -8,6 +8,7 @@ for arguments built in Python (`start_problems`); `engagement.py` compares what 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -190,6 +191,17 @@ def start_engine(args: SFTArguments, env: Mapping[str, str]) -> None:
     check_settings_in_use(args, env)
     refuse_missing_device(args, env)
     start_process_group(args)
+
+
+def leave_process_group() -> None:
+    """End the group of a process that is done; for the end of a program, since a later run of the process needs it.
+
+    Left to the interpreter's exit, threads of gloo that still wait end the process with SIGABRT now and then
+    ("terminate called without an active exception"), after everything is done and saved.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def refuse_missing_device(args: TrainingArguments, env: Mapping[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import Trainer, TrainerCallback
@@ -11,6 +13,7 @@ from sft_toolkit.distributed import asked_by
 from sft_toolkit.engagement import check_engaged, engaged
 from sft_toolkit.environment import Footprint
 from sft_toolkit.errors import ConfigError
+from sft_toolkit.resume_world import RecordsWorld, World, check_world, mend_loaded_optimizer, put_together, world_of
 from sft_toolkit.training_args import SFTArguments
 
 if TYPE_CHECKING:
@@ -25,6 +28,9 @@ class EngineTrainer(Trainer):
             another strategy or another number of processes than was asked for.
     """
 
+    _carried = False  # the optimizer state comes from another number of ranks
+    _decays: Sequence[float] = ()
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.footprint = Footprint()
         with self.footprint.recorded():
@@ -37,12 +43,31 @@ class EngineTrainer(Trainer):
                 "lr_scheduler_type, pass optimizer_cls_and_kwargs, or override create_optimizer in a subclass"
             )
         self.add_callback(_AskedIsEngaged(self))
+        self.add_callback(RecordsWorld())
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's, with the variables of its engine in place."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's, with the variables of its engine in place; a checkpoint of other ranks is carried over.
+
+        Raises:
+            ConfigError: the checkpoint can't be gone on from by these ranks; says how to.
+            CheckpointError: its optimizer state can't be put together.
+        """
         with self.footprint.in_place():
             self._tell_transformers()
-            return super().train(*args, **kwargs)
+            if isinstance(resume_from_checkpoint, str) and isinstance(self.args, SFTArguments):
+                self._carry_over(Path(resume_from_checkpoint), world_of(self.args))
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _carry_over(self, checkpoint: Path, now: World) -> None:
+        settings = getattr(self.args, "hf_deepspeed_config", None)
+        others = check_world(checkpoint, now)
+        if settings is None:
+            return
+        if others and self.is_world_process_zero():
+            put_together(checkpoint)
+        self.accelerator.wait_for_everyone()
+        self._carried = others
+        settings.config["checkpoint"] = {**settings.config.get("checkpoint", {}), "load_universal": others}
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """As `train`."""
@@ -64,6 +89,8 @@ class EngineTrainer(Trainer):
         known = optimizer is None or optimizer is self.optimizer
         if not known and settings is not None and isinstance(args, SFTArguments):
             check_client_optimizer(optimizer, settings.config)
+            if hasattr(optimizer, "param_groups") and not type(optimizer).__module__.startswith("accelerate."):
+                self._decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
         self.__dict__["optimizer"] = optimizer
 
     def _tell_transformers(self) -> None:
@@ -83,3 +110,5 @@ class _AskedIsEngaged(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         check_engaged(asked_by(args), engaged(self.trainer))
+        if self.trainer._carried:
+            mend_loaded_optimizer(self.trainer.model_wrapped, self.trainer._decays)

@@ -113,7 +113,7 @@ LAW: dict[str, set[str]] = {
     "run_files": {"config", "_version"},
     "earlier_run": {"checkpoint", "config", "run_files"},
 }
-KNOW_ALL = {"assemble", "commands", "rehearsal", "run_callbacks", "cli", "__init__", "__main__"}
+KNOW_ALL = {"assemble", "run_checks", "commands", "rehearsal", "run_callbacks", "cli", "__init__", "__main__"}
 
 
 def modules() -> list[Path]:

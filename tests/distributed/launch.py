@@ -28,6 +28,8 @@ from typing import Any
 
 import psutil
 
+from sft_toolkit.distributed import leave_process_group
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXTENSIONS = ROOT / ".cache" / "torch_extensions"
 MARK = "SFT_TEST_LAUNCH_ID"
@@ -172,6 +174,7 @@ def _run_worker(worker: str, arguments: str) -> None:
     module, function = worker.split(":")
     returned = getattr(importlib.import_module(module), function)(**json.loads(arguments))
     Path(os.environ[RESULTS], f"{os.environ['RANK']}.json").write_text(json.dumps(returned), encoding="utf-8")
+    leave_process_group()
 
 
 if __name__ == "__main__":
