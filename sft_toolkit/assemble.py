@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sft_toolkit.checkpoint import choose_resume
 from sft_toolkit.config import RunConfig, load_config
-from sft_toolkit.deepspeed_config import check_settings_in_use
-from sft_toolkit.distributed import asked_by, check_launch, check_section, start_problems
 from sft_toolkit.earlier_run import is_repeated, leaves_nothing_to_do, refuse_silent_changes
-from sft_toolkit.errors import ConfigError, TrainingDivergedError
+from sft_toolkit.errors import TrainingDivergedError
 from sft_toolkit.parent import launcher
 from sft_toolkit.phases import phase
+from sft_toolkit.run_checks import check_evaluation, check_run, check_start, refuse_start
 from sft_toolkit.run_files import opened_output_dir, write_configuration, write_report
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from sft_toolkit.data.prepare import Prepared
-    from sft_toolkit.rehearsal import Rehearsal
     from sft_toolkit.run_callbacks import RunCallbacks
     from sft_toolkit.trainer import SFTTrainer
     from sft_toolkit.training_args import SFTArguments
@@ -93,46 +91,6 @@ def train(config: RunConfig) -> RunResult:
         return fit(config, trainer, callbacks, checkpoint)
 
 
-def refuse_start(config: RunConfig) -> None:
-    """`check_launch`; where it finds something, everything else that is wrong is told with it."""
-    try:
-        check_launch(config.distributed, os.environ)
-    except ConfigError as error:
-        try:
-            check_run(config)
-        except ConfigError as others:
-            raise ConfigError(list(dict.fromkeys([*error.problems, *others.problems]))) from error
-        raise
-
-
-def check_run(config: RunConfig) -> Rehearsal:
-    """Everything that can be found without data and model, all at once; what was built for it is kept."""
-    from sft_toolkit.data.prepare import check_options  # seconds of imports, not owed to a typo
-    from sft_toolkit.data.streaming import check_stream
-    from sft_toolkit.rehearsal import rehearse, together
-
-    rehearsal: Rehearsal = together(
-        lambda: check_section(config.distributed, os.environ),
-        lambda: check_options(config.data),
-        lambda: rehearse(config),
-    )
-    check_stream(rehearsal.args, config.data.streaming)
-    given = "training.deepspeed" if config.training.get("deepspeed") else config.distributed.deepspeed
-    check_settings_in_use(rehearsal.args, os.environ, given)
-    for warning in config.warnings:
-        logger.warning("%s", warning)
-    return rehearsal
-
-
-def check_start(args: SFTArguments, config: RunConfig, env: Mapping[str, str]) -> None:
-    """`check_launch` knows section `distributed`; `training.deepspeed` may ask for a strategy too."""
-    if args.deepspeed and config.distributed.strategy == "auto" and config.distributed.deepspeed is None:
-        strategy = asked_by(args).strategy
-        problems = start_problems(strategy, f"training.deepspeed (strategy {strategy})", env)
-        if problems:
-            raise ConfigError(problems)
-
-
 def in_full(config: RunConfig, args: SFTArguments) -> dict[str, Any]:
     """Section `training` with everything that is left to defaults."""
     from sft_toolkit.run_args import as_written
@@ -156,14 +114,6 @@ def prepare_data(config: RunConfig) -> tuple[Any, Prepared]:
 
     tokenizer = load_tokenizer(config.model)
     return tokenizer, prepare(config.data, tokenizer, seed=int(config.training.get("seed", 42)))
-
-
-def check_evaluation(config: RunConfig, tokenizer: Any, prepared: Prepared) -> None:
-    """The metrics can score the held-out answers; found out before a model is loaded."""
-    if config.evaluation.generate:
-        from sft_toolkit.evaluation.score import check_references
-
-        check_references(tokenizer, cast(Any, next(iter(prepared.evals.values()))), config.evaluation)
 
 
 def assemble(
@@ -210,7 +160,6 @@ def resolve_arguments(config: RunConfig, prepared: Prepared) -> SFTArguments:
     from sft_toolkit.training_rows import refuse_no_updates
 
     args = arguments_from(config.training, config.data, config.distributed)
-    check_settings_in_use(args, os.environ, config.distributed.deepspeed)
     refuse_no_updates(args, prepared)
     return args
 

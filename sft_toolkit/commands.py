@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sft_toolkit.assemble import check_run, prepare_data
+from sft_toolkit.assemble import prepare_data
 from sft_toolkit.config import load_config, resolved_yaml
+from sft_toolkit.run_checks import check_run
 from sft_toolkit.run_files import as_comment, open_output_dir, write_report
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 def missing(path: str) -> str:
     """Why a path can't be opened and what stands near it: `no such file or folder; did you mean 'run.yaml'?`."""
-    target = Path(path).expanduser()
+    target = at_home(path)
     if not target.parent.is_dir():
         return f"no such file or folder; the folder '{target.parent}' does not exist"
     # Names are compared without their suffix, which would make dev.jsonl a neighbour of train.jsonl.
@@ -37,6 +37,14 @@ def missing(path: str) -> str:
     neighbour = near(target.stem, by_stem)
     hint = f"; did you mean '{Path(path).parent / by_stem[neighbour]}'?" if neighbour else ""
     return f"no such file or folder{hint}"
+
+
+def at_home(path: str) -> Path:
+    """The path with `~` expanded; as it stands where the name behind `~` is nobody's."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def _spelling(name: str) -> str:

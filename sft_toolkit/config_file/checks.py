@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from sft_toolkit.args import (
@@ -20,7 +19,7 @@ from sft_toolkit.args import (
     SourceArguments,
 )
 from sft_toolkit.config_file.findings import Findings
-from sft_toolkit.hints import did_you_mean, missing, near
+from sft_toolkit.hints import at_home, did_you_mean, missing, near
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DATA_SUFFIX = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.(gz|zst|bz2|xz))?$", re.IGNORECASE)
@@ -33,7 +32,7 @@ def check_model(model: ModelArguments, findings: Findings) -> None:
     if not model.name_or_path:
         _require("model.name_or_path", "the folder or hub id of the base model", findings)
         return
-    folder = Path(model.name_or_path).expanduser()
+    folder = at_home(model.name_or_path)
     if folder.is_file():
         gguf = f"; write name_or_path: {folder.parent} and gguf_file: {folder.name}" if folder.suffix == ".gguf" else ""
         findings.add("model.name_or_path", f"'{model.name_or_path}' is a file; expected a folder or a hub id{gguf}")
@@ -60,7 +59,7 @@ def check_data(data: DataArguments, findings: Findings) -> None:
             findings.add("data.val_split", "contradicts data.eval: held-out rows come from one of them")
         if data.val_split <= 0 or (data.val_split > 1 and data.val_split != int(data.val_split)):
             findings.add("data.val_split", f"expected a share below 1 or a number of rows, not {data.val_split}")
-    if data.cache_dir is not None and Path(data.cache_dir).expanduser().is_file():
+    if data.cache_dir is not None and at_home(data.cache_dir).is_file():
         findings.add("data.cache_dir", f"'{data.cache_dir}' is a file; expected a folder")
 
 
@@ -76,7 +75,7 @@ def check_lora(lora: LoraArguments | None, findings: Findings) -> None:
         findings.add("lora.targets", f"no module has the name '{lora.targets}'; did you mean 'all-linear'?")
     if lora.adapter is None:
         return
-    folder = Path(lora.adapter).expanduser()
+    folder = at_home(lora.adapter)
     if not folder.exists():
         findings.add("lora.adapter", f"'{lora.adapter}': {missing(lora.adapter)}")
     elif not (folder / "adapter_config.json").is_file():
@@ -105,7 +104,7 @@ def check_training(training: dict[str, Any], findings: Findings) -> None:
         if old in training and new in training:
             findings.add(f"training.{old}", f"the same as training.{new}; keep one of them")
     resume = training.get("resume", "auto")
-    if resume not in ("auto", "never") and not Path(resume).expanduser().is_dir():
+    if resume not in ("auto", "never") and not at_home(resume).is_dir():
         looks_like = near(resume, ["auto", "never"])
         hint = f"; did you mean '{looks_like}'?" if looks_like else f": {missing(resume)}"
         findings.add("training.resume", f"expected auto, never or the folder of a checkpoint, not '{resume}'{hint}")
@@ -172,10 +171,10 @@ def _all_sources(data: DataArguments) -> Iterator[tuple[str, SourceArguments]]:
 
 def _check_source(key: str, source: SourceArguments, findings: Findings) -> None:
     path = source.path
-    if not path or "://" in path or Path(path).expanduser().exists():
+    if not path or "://" in path or at_home(path).exists():
         return
     if glob.has_magic(path):
-        if not glob.glob(str(Path(path).expanduser()), recursive=True):
+        if not glob.glob(str(at_home(path)), recursive=True):
             findings.add(key, f"no file matches '{path}'")
     elif _DATA_SUFFIX.search(path) or not _may_be_hub_id(path):
         findings.add(key, f"'{path}': {missing(path)}")
@@ -186,7 +185,7 @@ def _may_be_hub_id(name: str) -> bool:
 
 
 def _need_file(key: str, path: str, findings: Findings) -> None:
-    file = Path(path).expanduser()
+    file = at_home(path)
     if file.is_dir():
         findings.add(key, f"'{path}' is a folder; expected a file")
     elif not file.exists():
@@ -194,7 +193,7 @@ def _need_file(key: str, path: str, findings: Findings) -> None:
 
 
 def _check_output_dir(path: str, findings: Findings) -> None:
-    folder = Path(path).expanduser()
+    folder = at_home(path)
     for above in (folder, *folder.parents):
         if above.is_dir():
             return

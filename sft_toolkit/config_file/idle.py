@@ -7,11 +7,11 @@ A key at its default says nothing and is passed over: `config.resolved.yaml` hol
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from sft_toolkit.args import DataArguments, DistributedArguments, EvaluationArguments, ModelArguments
 from sft_toolkit.config_file.findings import Findings
+from sft_toolkit.hints import at_home
 
 # Of transformers; a value that is written out changes nothing.
 _TRAINING_DEFAULTS = {"save_steps": 500, "eval_steps": None, "logging_steps": 10, "num_train_epochs": 3}
@@ -45,14 +45,14 @@ def _set(section: Any, *names: str) -> Iterator[str]:
 
 
 def _model(model: ModelArguments) -> Iterator[tuple[str, str]]:
-    if Path(model.name_or_path).expanduser().is_dir():
+    if at_home(model.name_or_path).is_dir():
         for name in _set(model, "revision"):
             yield f"model.{name}", "model.name_or_path is a local folder"
 
 
 def _sources(findings: Findings) -> Iterator[tuple[str, str]]:
     for key, source in findings.sources.items():
-        is_local = Path(source.path).expanduser().exists() or any(sign in source.path for sign in "*?[")
+        is_local = at_home(source.path).exists() or any(sign in source.path for sign in "*?[")
         for name in _set(source, "split", "subset", "revision") if is_local else ():
             yield f"{key}.{name}", "that is for hub data sets, and the path is local"
 

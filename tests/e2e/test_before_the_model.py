@@ -102,6 +102,13 @@ def test_settings_in_section_training_need_a_launcher_too(workshop: Workshop) ->
     assert "training.deepspeed (strategy zero2) needs a launcher" in outcome.err
 
 
+def test_parallelism_of_more_processes_than_run(workshop: Workshop) -> None:
+    workshop.config["training"]["parallelism_config"] = {"tp_size": 2}
+    outcome = workshop.run("train")
+    assert outcome.code == 2
+    assert "training.parallelism_config: its sizes multiply to 2 processes, and 1 run" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
