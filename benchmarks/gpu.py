@@ -100,7 +100,7 @@ def build(options: argparse.Namespace, attention: str, dtype: torch.dtype) -> Ll
         num_key_value_heads=max(1, heads // 4),
         max_position_embeddings=options.bin,
         tie_word_embeddings=True,
-        attn_implementation=attention,
+        attn_implementation=attention,  # type: ignore[call-arg]
         dtype=dtype,
     )
     torch.manual_seed(0)

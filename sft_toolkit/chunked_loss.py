@@ -8,8 +8,8 @@ states and the weights of the head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sft_toolkit.loss import PerToken, Totals, score
+from sft_toolkit.loss import PerToken, Totals, nll_and_gradient, score
 
-ScoreChunk = Callable[[Tensor, slice], Totals]
-"""Hidden states of some tokens `(tokens, hidden)`, and where these stand among all -> their sums."""
+Learn = Callable[[Tensor, slice, Sequence[Tensor], list[Tensor | None]], tuple[Totals, Tensor | None]]
+"""Hidden states of some tokens, where these stand among all, what learns in the head, its gradients so far (which are
+added to) -> sums without a graph, and the gradient of the hidden states."""
 
 
 def chunk_rows(vocabulary: int, on_cpu: bool) -> int:
@@ -56,17 +57,16 @@ def score_in_chunks(
         rows: tokens of a chunk.
     """
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-
-    def score_chunk(states: Tensor, part: slice) -> Totals:
-        of_part = None if weights is None else weights[part]
-        return score(head.forward(states), targets[part], of_part, objective, with_entropy)
-
+    options: dict[str, Any] = {"targets": targets, "weights": weights, "with_entropy": with_entropy}
     parts = _parts(len(targets), rows)
-    if torch.is_grad_enabled() and (hidden.requires_grad or trained):
-        loss, nll, correct, entropy = _InChunks.apply(score_chunk, parts, hidden, *trained)  # type: ignore[no-untyped-call]
-        weight = len(targets) if weights is None else weights.sum()
-        return Totals(loss, nll, correct, entropy, len(targets), weight)
-    return reduce(add, (score_chunk(hidden[part], part) for part in parts))
+    if not (torch.is_grad_enabled() and (hidden.requires_grad or trained)):
+        scores = (score(head.forward(hidden[part]), objective=objective, **_of(part, options)) for part in parts)
+        return reduce(add, scores)
+    learn: Learn = partial(_learn, head, objective, options)
+    if objective is None and type(head) is nn.Linear and head.weight.dtype == hidden.dtype and not _autocasts(hidden):
+        learn = partial(_learn_linear, head, options)
+    loss, nll, correct, entropy = _InChunks.apply(learn, parts, hidden, *trained)  # type: ignore[no-untyped-call]
+    return Totals(loss, nll, correct, entropy, len(targets), len(targets) if weights is None else weights.sum())
 
 
 def _parts(tokens: int, rows: int) -> list[slice]:
@@ -74,16 +74,69 @@ def _parts(tokens: int, rows: int) -> list[slice]:
     return [slice(at, at + rows) for at in range(0, max(1, tokens), rows)]
 
 
+def _of(part: slice, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[part] if isinstance(value, Tensor) else value for name, value in options.items()}
+
+
+def _autocasts(hidden: Tensor) -> bool:
+    return torch.is_autocast_enabled(hidden.device.type)
+
+
+# ---- One chunk: sums, the gradient of its hidden states, and what it adds to the gradients of the head ---------------
+
+
+def _learn(
+    head: nn.Module,
+    objective: PerToken | None,
+    options: dict[str, Any],
+    states: Tensor,
+    part: slice,
+    learned: Sequence[Tensor],
+    gradients: list[Tensor | None],
+) -> tuple[Totals, Tensor | None]:
+    """Any head: autograd leads the gradient through it; that of the logits is in closed form where it can be."""
+    upwards = [states] if states.requires_grad else []
+    with torch.enable_grad():
+        logits = head.forward(states)
+        if objective is None:
+            totals, of_logits = nll_and_gradient(logits.detach(), **_of(part, options))
+            found = torch.autograd.grad(logits, [*upwards, *learned], of_logits, allow_unused=True)
+        else:
+            totals = score(logits, objective=objective, **_of(part, options))
+            found = torch.autograd.grad(totals.loss, [*upwards, *learned], allow_unused=True)
+    for i, gradient in enumerate(found[len(upwards) :]):
+        gradients[i] = _added(gradients[i], gradient)
+    return totals.detached(), found[0] if upwards else None
+
+
+@torch.no_grad()
+def _learn_linear(
+    head: nn.Linear,
+    options: dict[str, Any],
+    states: Tensor,
+    part: slice,
+    learned: Sequence[Tensor],
+    gradients: list[Tensor | None],
+) -> tuple[Totals, Tensor | None]:
+    """A plain linear head: its gradient is added up by the matrix product itself, and the logits become their own
+    gradient. A seventh less CPU time than `_learn` where the head is trained."""
+    logits = nn.functional.linear(states, head.weight, head.bias)
+    totals, of_logits = nll_and_gradient(logits, **_of(part, options), in_place=True)
+    for i, parameter in enumerate(learned):
+        if parameter is head.weight:
+            total = gradients[i]
+            gradients[i] = of_logits.T @ states if total is None else total.addmm_(of_logits.T, states)
+        else:
+            gradients[i] = _added(gradients[i], of_logits.sum(0))
+    return totals, of_logits @ head.weight if states.requires_grad else None
+
+
 class _InChunks(torch.autograd.Function):
     """(hidden, parameters of the head) -> (loss, nll, correct, entropy); only the loss has a gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        score_chunk: ScoreChunk,
-        parts: list[slice],
-        hidden: Tensor,
-        *parameters: Tensor,
+        ctx: Any, learn: Learn, parts: list[slice], hidden: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Scores the chunks one by one and keeps the sums and the gradients for an upstream gradient of 1."""
         upwards = ctx.needs_input_grad[2]  # not where everything below the head is frozen
@@ -91,20 +144,16 @@ class _InChunks(torch.autograd.Function):
         of_parameters: list[Tensor | None] = [None] * len(parameters)
         sums: list[Totals] = []
         for part in parts:
-            with torch.enable_grad():
-                states = hidden[part].detach().requires_grad_(upwards)
-                totals = score_chunk(states, part)
-            learned = (states, *parameters) if upwards else parameters
-            found = torch.autograd.grad(totals.loss, learned, allow_unused=True)
-            if of_hidden is not None:
-                of_hidden[part] = found[0]
-            of_parameters = [_added(*pair) for pair in zip(of_parameters, found[upwards:], strict=True)]
-            sums.append(totals.detached())
+            states = hidden[part].detach().requires_grad_(upwards)
+            totals, of_states = learn(states, part, parameters, of_parameters)
+            if of_hidden is not None and of_states is not None:
+                of_hidden[part] = of_states
+            sums.append(totals)
         ctx.gradients = (of_hidden, of_parameters)
         total = reduce(add, sums)
-        beside = [total.nll, total.correct, *([] if total.entropy is None else [total.entropy])]
-        ctx.mark_non_differentiable(*beside)
-        return total.loss, total.nll, total.correct, total.entropy
+        nll = total.nll.clone()  # two outputs can't be one tensor
+        ctx.mark_non_differentiable(*(beside for beside in (nll, total.correct, total.entropy) if beside is not None))
+        return total.loss, nll, total.correct, total.entropy
 
     @staticmethod
     @once_differentiable

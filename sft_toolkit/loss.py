@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.autograd.function import once_differentiable
 
 IGNORE_INDEX = -100
 
@@ -75,29 +75,84 @@ def score(
     Raises:
         ValueError: the objective returned anything but one loss per token.
     """
+    if objective is None and logits.requires_grad and torch.is_grad_enabled():
+        loss, nll, correct, entropy = _Nll.apply(logits, targets, weights, with_entropy)  # type: ignore[no-untyped-call]
+        return Totals(loss, nll, correct, entropy, len(targets), _weight(targets, weights))
     logits = logits.float()
+    totals = _nll(logits.detach(), targets, weights, with_entropy)[0]
     if objective is None:
-        cost = cross_entropy(logits, targets, reduction="none")
-        cost = cost if weights is None else cost * weights
-        nll = cost.detach().sum()
-    else:
-        with torch.no_grad():
-            each = cross_entropy(logits, targets, reduction="none")
-            nll = (each if weights is None else each * weights).sum()
-        cost = objective(logits, targets, weights)
-        if cost.shape != targets.shape:
-            raise ValueError(f"an objective returns a loss per token: {tuple(targets.shape)}, not {tuple(cost.shape)}")
-    with torch.no_grad():
-        # Not argmax: over 49k entries it takes four times as long, a tenth of the whole projection.
-        correct = (logits.gather(1, targets[:, None])[:, 0] >= logits.amax(-1)).sum()
-        entropy = _entropy(logits) if with_entropy else None
-        weight = len(targets) if weights is None else weights.sum()
-    return Totals(cost.sum(), nll, correct, entropy, len(targets), weight)
+        return totals
+    cost = objective(logits, targets, weights)
+    if cost.shape != targets.shape:
+        raise ValueError(f"an objective returns a loss per token: {tuple(targets.shape)}, not {tuple(cost.shape)}")
+    return replace(totals, loss=cost.sum())
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    """Summed over tokens. entr(p) and not -p log p: an impossible token (a masked logit of -inf) adds 0, not NaN."""
-    return cast(Tensor, torch.special.entr(logits.softmax(-1)).sum())
+@torch.no_grad()
+def nll_and_gradient(
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    with_entropy: bool = False,
+    in_place: bool = False,
+) -> tuple[Totals, Tensor]:
+    """Sums of the NLL, and its gradient in the logits: softmax minus one-hot, times the weights.
+
+    In closed form it takes one exponential of each logit and finds the accuracy on the way; through autograd it is two,
+    and a pass for the accuracy: half of what the loss costs beside the products of the head (docs/decisions).
+
+    Args:
+        logits, targets, weights, with_entropy: as of `score`.
+        in_place: the logits may become the gradient.
+
+    Returns:
+        Sums without a graph; the gradient in the dtype of the logits.
+    """
+    totals, shares = _nll(logits.float(), targets, weights, with_entropy, in_place or logits.dtype != torch.float32)
+    shares.scatter_add_(1, targets[:, None], shares.new_full((len(targets), 1), -1.0))
+    if weights is not None:
+        shares.mul_(weights[:, None])
+    return totals, shares.to(logits.dtype)
+
+
+def _nll(
+    logits: Tensor, targets: Tensor, weights: Tensor | None, with_entropy: bool, in_place: bool = False
+) -> tuple[Totals, Tensor]:
+    """Sums of fp32 logits without a graph, and their softmax."""
+    largest = logits.amax(-1, keepdim=True)
+    own = logits.gather(1, targets[:, None])
+    shares = (logits.sub_(largest) if in_place else logits - largest).exp_()
+    total = shares.sum(-1, keepdim=True)
+    each = (total.log() + largest - own)[:, 0]
+    shares.div_(total)
+    nll = (each if weights is None else each * weights).sum()
+    # entr(p) and not -p log p: an impossible token (a masked logit of -inf) adds 0, not NaN.
+    entropy = torch.special.entr(shares).sum() if with_entropy else None
+    return Totals(nll, nll, (own >= largest).sum(), entropy, len(targets), _weight(targets, weights)), shares
+
+
+def _weight(targets: Tensor, weights: Tensor | None) -> Tensor | int:
+    return len(targets) if weights is None else weights.sum()
+
+
+class _Nll(torch.autograd.Function):
+    """(logits, targets, weights, with_entropy) -> (loss, nll, correct, entropy); only the loss has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Keeps the gradient for an upstream gradient of 1, as large as the softmax that autograd would keep."""
+        totals, gradient = nll_and_gradient(logits, *given)
+        ctx.save_for_backward(gradient)
+        nll = totals.nll.clone()  # two outputs can't be one tensor
+        ctx.mark_non_differentiable(*(beside for beside in (nll, totals.correct, totals.entropy) if beside is not None))
+        return totals.loss, nll, totals.correct, totals.entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        """Scales what the forward kept."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream, None, None, None
 
 
 def next_token_targets(labels: Tensor) -> Tensor:

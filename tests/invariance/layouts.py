@@ -24,6 +24,7 @@ COUNTS = (1, 15, 3, 25, 2, 9, 4, 11, 20, 6, 1, 13, 8, 17, 5, 22)
 """Supervised tokens of each row."""
 BIN = 92
 """Tokens of a bin: two rows fit, so that 8 bins hold all rows."""
+WEIGHTS = (1.0, 0.25, 0.5, 1.5, 0.75)
 STEPS = 3
 TOLERANCE = 1e-5
 # Adam, because ZeRO-Offload takes no other; its first steps are nearly the sign of the gradient, which would turn the
@@ -53,6 +54,7 @@ class Layout:
     adapter: bool
     checkpointing: bool
     chunked: bool
+    weighted: bool = False
 
     @property
     def ranks(self) -> int:
@@ -68,7 +70,15 @@ class Layout:
             "checkpointing" if self.checkpointing else "no checkpointing",
             "chunks" if self.chunked else "no chunks",
         ]
-        return ", ".join(parts)
+        return ", ".join([*parts, "weights"] if self.weighted else parts)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Conversations; with weights, each answer counts a quarter to one and a half."""
+        rows = rows_with_labels(*COUNTS)
+        for number, row in enumerate(rows if self.weighted else []):
+            row["messages"][1]["weight"] = WEIGHTS[number % len(WEIGHTS)]
+        return rows
 
     @property
     def updates(self) -> list[range]:
@@ -83,6 +93,11 @@ LAYOUTS = [
     for i, (micro, accumulation) in enumerate(SPLITS)
     for x in (0, 1)
 ]
+LAYOUTS += [
+    Layout(strategy, micro, accumulation, packed, adapter, True, packed, weighted=True)
+    for strategy in ("one process", "DDP", "ZeRO-3 offload")
+    for micro, accumulation, packed, adapter in ((2, 4, False, True), (4, 2, True, False))
+]
 
 
 class Result(NamedTuple):
@@ -96,9 +111,9 @@ class Result(NamedTuple):
 # ---- By hand ---------------------------------------------------------------------------------------------------------
 
 
-def reference(updates: list[range], adapter: bool) -> tuple[Result, dict[str, Tensor]]:
+def reference(layout: Layout) -> tuple[Result, dict[str, Tensor]]:
     """Full batches in one process, in plain PyTorch; and the weights before the first update."""
-    model, rows = _model(tiny_model(), adapter), [_tokens(row) for row in rows_with_labels(*COUNTS)]
+    model, rows = _model(tiny_model(), layout.adapter), [_tokens(row) for row in layout.rows]
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     before = {name: parameter.detach().clone() for name, parameter in trained.items()}
     groups: list[dict[str, Any]] = [  # as in Trainer: norms don't decay
@@ -107,13 +122,17 @@ def reference(updates: list[range], adapter: bool) -> tuple[Result, dict[str, Te
     ]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], **ADAM)
     losses, norms = [], []
-    for update in updates:
+    for update in layout.updates:
         ids = pad_sequence([rows[i][0] for i in update], batch_first=True)
         labels = pad_sequence([rows[i][1] for i in update], batch_first=True, padding_value=-100)
         lengths = torch.tensor([len(rows[i][0]) for i in update])
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())  # over all labels: no split
+        logits, targets = model(input_ids=ids, attention_mask=mask).logits[:, :-1], labels[:, 1:]
+        each = nn.functional.cross_entropy(
+            logits.transpose(1, 2), targets, reduction="none"
+        )  # 0 where there is no label
+        weights = torch.tensor([rows[i][2] for i in update])[:, None] * (targets != -100)
+        loss = (each * weights).sum() / weights.sum()  # over all labels of the update: no split
         loss.backward()
         norms.append(float(nn.utils.clip_grad_norm_(trained.values(), CLIP)))
         losses.append(loss.item())
@@ -122,13 +141,15 @@ def reference(updates: list[range], adapter: bool) -> tuple[Result, dict[str, Te
     return Result(losses, norms, {name: parameter.detach() for name, parameter in trained.items()}), before
 
 
-def _tokens(row: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def _tokens(row: Mapping[str, Any]) -> tuple[Tensor, Tensor, float]:
+    """Ids, labels, weight of the answer."""
     tokenizer = tiny_tokenizer()
     rendered = str(tokenizer.apply_chat_template(row["messages"], tokenize=False)).removesuffix("\n")
     prompt, _, _ = rendered.partition("assistant\n")
     ids = tokenizer.encode(rendered)
     unlearned = len(tokenizer.encode(prompt + "assistant\n"))
-    return torch.tensor(ids), torch.tensor([-100] * unlearned + ids[unlearned:])
+    labels = torch.tensor([-100] * unlearned + ids[unlearned:])
+    return torch.tensor(ids), labels, row["messages"][1].get("weight", 1.0)
 
 
 def _model(model: Any, adapter: bool) -> Any:
@@ -175,7 +196,7 @@ def run_layout(layout: Layout, folder: str, model_dir: str) -> dict[str, Any]:
     )
     start_process_group(args)
     model = _model(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32), layout.adapter)
-    trainer = SFTTrainer(model, args, None, rows_with_labels(*COUNTS), None, tiny_tokenizer())
+    trainer = SFTTrainer(model, args, None, layout.rows, None, tiny_tokenizer())
     trainer.train()
     file = Path(folder) / f"{LAYOUTS.index(layout)}.pt"
     _save_weights(trainer, file)
@@ -219,7 +240,7 @@ class Difference(NamedTuple):
 
 def difference(layout: Layout, found: Mapping[str, Any], references: dict[Any, Any]) -> Difference:
     """How far a layout's training is from the one by hand."""
-    expected, before = references[str(layout.updates), layout.adapter]
+    expected, before = references[_kind(layout)]
     weights = torch.load(found["weights"])
     assert weights.keys() == expected.weights.keys()
     moved = ((weights[name] - after).norm() / (after - before[name]).norm() for name, after in expected.weights.items())
@@ -234,9 +255,12 @@ def _relative(found: list[float], expected: list[float]) -> float:
 
 
 def all_references() -> dict[Any, Any]:
-    """By (rows of the updates, with an adapter or not)."""
-    kinds = {(str(layout.updates), layout.adapter): layout for layout in LAYOUTS}
-    return {key: reference(layout.updates, layout.adapter) for key, layout in kinds.items()}
+    """One for all layouts that make the same updates."""
+    return {key: reference(layout) for key, layout in {_kind(layout): layout for layout in LAYOUTS}.items()}
+
+
+def _kind(layout: Layout) -> tuple[str, bool, bool]:
+    return str(layout.updates), layout.adapter, layout.weighted
 
 
 def run_everything(folder: Path) -> dict[str, dict[str, Any]]:

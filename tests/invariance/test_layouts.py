@@ -41,7 +41,7 @@ def test_the_layouts_are_what_they_say(found: dict[str, Any]) -> None:
 def test_every_pair_of_options_is_met_under_every_strategy() -> None:
     options = ("micro_batch", "packed", "adapter", "checkpointing", "chunked")
     for strategy in STRATEGIES:
-        runs = [layout for layout in LAYOUTS if layout.strategy == strategy]
+        runs = [layout for layout in LAYOUTS if layout.strategy == strategy and not layout.weighted]
         for one, other in combinations(options, 2):
             met = {(getattr(run, one), getattr(run, other)) for run in runs}
             assert len(met) == len({a for a, _ in met}) * len({b for _, b in met}), (strategy, one, other)

@@ -80,7 +80,7 @@ class TestRegister:
         assert refused(register("callback", "curve"), Quiet) == [built_in]
 
     def test_an_unknown_kind(self) -> None:
-        kinds = "callback, metric, format, sampler, loss, transform"
+        kinds = "callback, metric, format, sampler, loss, transform, gradient_transform"
         message = f"unknown kind 'callbacks'; did you mean 'callback'? (kinds: {kinds})"
         assert refused(register, "callbacks", "x") == [message]
         assert refused(lookup, "callbacks", "x") == [message]
