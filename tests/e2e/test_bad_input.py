@@ -17,6 +17,7 @@ def refused(workshop: Workshop, *overrides: str, command: str = "train") -> Outc
     assert outcome.code == 2, outcome.err
     assert "Traceback" not in outcome.err
     assert "Loading weights" not in outcome.err
+    assert not workshop.out.is_dir()  # nothing half-written
     return outcome
 
 
@@ -26,7 +27,6 @@ def test_a_missing_file_is_named_with_the_nearest_one(workshop: Workshop) -> Non
     assert f"data.train: '{workshop.folder / 'trian.jsonl'}'" in outcome.err
     assert "did you mean" in outcome.err
     assert "train.jsonl" in outcome.err
-    assert not workshop.out.exists()
 
 
 def test_an_empty_file_is_refused(workshop: Workshop) -> None:
@@ -113,6 +113,7 @@ def test_a_wrong_value_is_named(workshop: Workshop, override: str, expected: str
     assert outcome.code == 2
     assert expected in outcome.err
     assert "Traceback" not in outcome.err
+    assert not workshop.out.exists()
 
 
 def test_a_disk_that_cant_be_written_is_a_failure_of_the_run(workshop: Workshop) -> None:
