@@ -17,17 +17,18 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from sft_toolkit.callbacks.complete import CompleteCallback
 from sft_toolkit.callbacks.health import NonFiniteGuard
 from sft_toolkit.checkpoint import STATE, check_saved, checkpoints, choose_resume, why_incomplete
 from sft_toolkit.disk import free_bytes, in_words, trouble
 from sft_toolkit.durable import STAGING, clear_staging, flush_tree, put_in_place, staged
-from sft_toolkit.errors import CheckpointError
+from sft_toolkit.errors import CheckpointError, ConfigError, TrainingDivergedError
 from sft_toolkit.finite import are_finite
 from sft_toolkit.marker import mark_complete
 from sft_toolkit.rotation import rotate
+from sft_toolkit.saving_chores import SavingChores
 from sft_toolkit.training_args import SFTArguments
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class SavingTrainer(Trainer):
         present = {type(callback) for callback in self.callback_handler.callbacks}
         if NonFiniteGuard not in present:
             self.add_callback(NonFiniteGuard(cast(SFTArguments, self.args).stop_after_nonfinite))
-        self.add_callback(_BeforeSaving(self))
+        self._chores = SavingChores(self)
+        self.add_callback(self._chores)
         if CompleteCallback not in present:
             self.add_callback(CompleteCallback())
 
@@ -59,6 +61,11 @@ class SavingTrainer(Trainer):
     def saves_whole(self) -> bool:
         """With a plain `TrainingArguments` everything is as in Trainer."""
         return isinstance(self.args, SFTArguments)
+
+    @property
+    def saves_on_error(self) -> bool:
+        """One process only: where several train, the others may not have failed, and saving takes all of them."""
+        return self.saves_whole and cast(SFTArguments, self.args).save_on_error and self.args.world_size == 1
 
     # ---- Going on from one -------------------------------------------------------------------------------------------
 
@@ -76,8 +83,9 @@ class SavingTrainer(Trainer):
             self._resumed_at = _steps_behind(resume_from_checkpoint)
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             if self.saves_whole:
+                self._save_what_is_sound(error)
                 self.is_in_train = False  # Trainer leaves it on, and a later evaluate() then believes to be inside
             raise
 
@@ -141,6 +149,25 @@ class SavingTrainer(Trainer):
             self.accelerator.wait_for_everyone()
         return target
 
+    def _save_what_is_sound(self, error: BaseException) -> None:
+        """An emergency checkpoint of the last whole update, where an error of something else ends the training."""
+        step, is_ours = self.state.global_step, isinstance(error, CheckpointError | TrainingDivergedError | ConfigError)
+        if is_ours or not isinstance(error, Exception) or not (self.saves_on_error and self.is_in_train):
+            return
+        target = Path(super()._get_output_dir(None)) / f"checkpoint-{step}"
+        is_new = step > (self._resumed_at or 0) and not target.exists()
+        if not is_new or trouble(error, target, 0) or not self._chores.restore_last_update(step):
+            return
+        try:
+            self._save_checkpoint(self.model, None)
+        except Exception as second:
+            logger.warning("no emergency checkpoint at step %d: %s", step, second)
+            return
+        if target.exists():
+            logger.warning(
+                "%s ended the training; step %d, the last whole update, is saved", type(error).__name__, step
+            )
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads run on while training does: they begin once the folder has its name."""
         if self.saves_whole:
@@ -200,49 +227,10 @@ class SavingTrainer(Trainer):
         return [p for p in cast(nn.Module, self.model).parameters() if p.requires_grad or not is_adapter]
 
 
-class _BeforeSaving(TrainerCallback):
-    """What has to be known before Trainer saves: `on_log` is the last event before it."""
-
-    def __init__(self, trainer: SavingTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What a killed process left unfinished goes; a disk that is too small is told of at once.
-
-        Trainer saves, logs and evaluates in the rhythm of the checkpoint, whatever the arguments say now.
-        """
-        state.compute_steps(args, state.max_steps)
-        output_dir, needed = Path(args.output_dir), self.trainer.checkpoint_bytes()
-        if not state.is_world_process_zero:
-            return
-        clear_staging(output_dir, everything=True)
-        free = free_bytes(output_dir)
-        if args.save_strategy != "no" and free is not None and free < needed:
-            logger.warning(
-                "a checkpoint takes about %s, and '%s' has %s free", in_words(needed), output_dir, in_words(free)
-            )
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log before each save, as at the end of a step."""
-        control.should_log |= control.should_save
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """After an update that was not finite there is nothing worth a checkpoint."""
-        if not control.should_save or not logs or "loss" not in logs:
-            return
-        bad_now = any(entry["step"] == state.global_step for entry in logs.get("nonfinite", ()))
-        if bad_now or not self.trainer.weights_are_finite():
-            control.should_save = False
-            if state.is_world_process_zero:
-                reason = "its update was not finite" if bad_now else "the weights hold NaN or infinity"
-                logger.warning("no checkpoint at step %d: %s", state.global_step, reason)
-
-
 def _seal(folder: Path) -> None:
-    """Open what was written, flush it, list it."""
+    """Open what was written, list it, flush it."""
     if any(folder.glob("*.safetensors")):
         check_saved(folder)
-    flush_tree(folder)
     mark_complete(folder)
     flush_tree(folder)
 

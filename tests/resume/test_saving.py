@@ -225,6 +225,56 @@ def test_the_same_holds_for_rows_that_are_tensors_already(tmp_path: Path) -> Non
     assert names(tmp_path) == ["checkpoint-1"]
 
 
+# ---- Errors ----------------------------------------------------------------------------------------------------------
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("boom")
+
+
+class FailsAtStepEnd(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 3:
+            fail()
+
+
+@pytest.mark.parametrize("at", ["step begin", "forward", "backward", "step end"])
+def test_when_an_error_ends_the_training_its_last_whole_update_is_saved(tmp_path: Path, at: str) -> None:
+    def during_forward(model: torch.nn.Module) -> None:
+        torch.rand(3)  # random numbers of the step that fails
+        model.get_output_embeddings().register_forward_hook(fail)  # type: ignore[operator]
+
+    def during_backward(model: torch.nn.Module) -> None:
+        next(model.parameters()).register_hook(fail)
+
+    actions = {"step begin": At(4, fail), "forward": At(4, during_forward), "backward": At(4, during_backward)}
+    broken = trainer(tmp_path, actions.get(at, FailsAtStepEnd()), save_steps=2)
+    with pytest.raises(RuntimeError, match="boom"):
+        broken.train()
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-3"]
+    assert why_incomplete(tmp_path / "checkpoint-3") is None
+    resumed, whole = trainer(tmp_path), trainer(tmp_path / "whole", save_strategy="no")
+    resumed.train(resume_from_checkpoint=True)
+    whole.train()
+    assert same(weights(resumed), weights(whole))
+
+
+def test_what_belongs_to_two_updates_or_is_not_wanted_is_not_saved(tmp_path: Path) -> None:
+    class Breaks(TrainerCallback):
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                fail()
+
+    for folder, changes in (("between", {}), ("unwanted", {"save_on_error": False})):
+        callback = Breaks() if folder == "between" else At(4, fail)
+        with pytest.raises(RuntimeError, match="boom"):
+            trainer(tmp_path / folder, callback, save_steps=2, **changes).train()
+        assert names(tmp_path / folder) == ["checkpoint-2"]
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer(tmp_path / "sick", At(3, break_weights), At(4, fail), save_steps=2, stop_after_nonfinite=9).train()
+    assert names(tmp_path / "sick") == ["checkpoint-2"]
+
+
 # ---- Going on --------------------------------------------------------------------------------------------------------
 
 
