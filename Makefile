@@ -11,7 +11,7 @@ MODEL  := .cache/models/SmolLM2-135M-Instruct
 # DeepSpeed compiles its CPU operators into a folder of the project's own, once.
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
 
-.PHONY: help install quickstart test lint types ops clean
+.PHONY: help install quickstart test torture lint types ops clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ quickstart: $(MODEL)/COMPLETE  ## Fine-tune a real 135M model on the CPU and see
 
 test: install lint types ops  ## Run ruff, mypy and all tests.
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
+
+torture: install  ## Kill trainings and fill disks at many more places than `make test` does (half an hour).
+	SFT_TORTURE=50 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q tests/faults
 
 lint: install  ## Run ruff.
 	$(BIN)/ruff check .

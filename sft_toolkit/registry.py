@@ -29,11 +29,13 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "health": "sft_toolkit.callbacks.health.NonFiniteGuard",
         "interrupt": "sft_toolkit.callbacks.interrupt.InterruptCallback",
         "layers": "sft_toolkit.callbacks.layers.LayersCallback",
+        "live_curve": "sft_toolkit.callbacks.live_curve.LiveCurveCallback",
         "manifest": "sft_toolkit.callbacks.manifest.ManifestCallback",
         "memory": "sft_toolkit.callbacks.memory.MemoryCallback",
         "metrics_file": "sft_toolkit.callbacks.metrics_file.MetricsFileCallback",
         "progress": "sft_toolkit.callbacks.progress.ProgressCallback",
         "samples": "sft_toolkit.callbacks.samples.SamplesCallback",
+        "stall": "sft_toolkit.callbacks.stall.StallWatch",
         "unfreeze": "sft_toolkit.callbacks.unfreeze.UnfreezeCallback",
     },
     "metric": {

@@ -47,7 +47,9 @@ class RunCallbacks:
         self.manifest: ManifestCallback = build("callback", "manifest", manifest | options.pop("manifest", {}))
         self.samples = self._samples(config, tokenizer, prepared, options.pop("samples", {}))
         health = {"stop_after": args.stop_after_nonfinite}
+        self.stall = build("callback", "stall", options.pop("stall", {}))
         self._others = [
+            self.stall,
             *([] if args.disable_tqdm else [build("callback", "progress", options.pop("progress", {}))]),
             build("callback", "metrics_file", options.pop("metrics_file", {})),
             build("callback", "curve", options.pop("curve", {})),
@@ -93,6 +95,7 @@ class RunCallbacks:
             raise
         finally:
             self.interrupt.close()
+            self.stall.close()
 
     def _interrupted(self) -> bool:
         return self.signal_received is not None

@@ -35,7 +35,8 @@ class RandomState:
     @classmethod
     def at(cls, step: int) -> RandomState:
         """Now."""
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state_all() if on_cuda else []
         return cls(step, random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
 
     def restore(self) -> None:

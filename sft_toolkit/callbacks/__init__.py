@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from sft_toolkit.callbacks.health import NonFiniteGuard as NonFiniteGuard
     from sft_toolkit.callbacks.interrupt import InterruptCallback as InterruptCallback
     from sft_toolkit.callbacks.layers import LayersCallback as LayersCallback
+    from sft_toolkit.callbacks.live_curve import LiveCurveCallback as LiveCurveCallback
     from sft_toolkit.callbacks.manifest import ManifestCallback as ManifestCallback
     from sft_toolkit.callbacks.memory import MemoryCallback as MemoryCallback
     from sft_toolkit.callbacks.metrics_file import MetricsFileCallback as MetricsFileCallback
     from sft_toolkit.callbacks.progress import ProgressCallback as ProgressCallback
     from sft_toolkit.callbacks.samples import SamplesCallback as SamplesCallback
+    from sft_toolkit.callbacks.stall import StallWatch as StallWatch
     from sft_toolkit.callbacks.unfreeze import UnfreezeCallback as UnfreezeCallback
 
 _HOME = {
@@ -29,12 +31,14 @@ _HOME = {
     "EmaCallback": "ema",
     "InterruptCallback": "interrupt",
     "LayersCallback": "layers",
+    "LiveCurveCallback": "live_curve",
     "ManifestCallback": "manifest",
     "MemoryCallback": "memory",
     "MetricsFileCallback": "metrics_file",
     "NonFiniteGuard": "health",
     "ProgressCallback": "progress",
     "SamplesCallback": "samples",
+    "StallWatch": "stall",
     "UnfreezeCallback": "unfreeze",
 }
 __all__ = sorted(_HOME)
