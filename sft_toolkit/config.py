@@ -79,6 +79,7 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Run
     checks.check_what_trains(config.lora, config.training, findings)
     checks.check_distributed(config.distributed, config.training, findings)
     checks.check_held_out(config.data, config.training, config.evaluation, findings)
+    checks.check_homes(config.model, config.data, config.training, config.lora, findings)
     training_rules.check_updates(config.training, findings)
     training_rules.check_loader(config.training, findings)
     training_rules.check_strategies(config.data, config.training, config.evaluation, findings)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sft_toolkit.args import (
@@ -153,6 +153,27 @@ def check_held_out(
         findings.add("evaluation.generate", "needs held-out rows; set data.eval or data.val_split")
     if training.get("eval_strategy", "no") != "no":
         findings.add("training.eval_strategy", "needs held-out rows; set data.eval or data.val_split")
+
+
+def check_homes(
+    model: ModelArguments,
+    data: DataArguments,
+    training: Mapping[str, Any],
+    lora: LoraArguments | None,
+    findings: Findings,
+) -> None:
+    """A path that begins with the home of a user names one that is there."""
+    paths = {
+        "model.name_or_path": model.name_or_path,
+        "data.cache_dir": data.cache_dir,
+        "training.output_dir": training.get("output_dir"),
+        "lora.adapter": None if lora is None else lora.adapter,
+        **{key: source.path for key, source in _all_sources(data)},
+    }
+    for key, path in paths.items():
+        if path and path.startswith("~") and str(at_home(path)) == path and not findings.blames(key):
+            user = path.partition("/")[0].removeprefix("~")
+            findings.add(key, f"'{path}': no user '{user}' has a home here; for a folder of that name write ./{path}")
 
 
 def _require(key: str, what: str, findings: Findings) -> None:

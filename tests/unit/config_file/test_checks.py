@@ -88,6 +88,15 @@ class TestChecks:
             "expected a folder, new or existing"
         ]
 
+    def test_the_home_of_nobody(self, problems: Problems, folder: Path) -> None:
+        assert problems(MODEL + DATA + "training: {output_dir: ~0/out}\n") == [
+            "run.yaml:3: training.output_dir: '~0/out': no user '0' has a home here; "
+            "for a folder of that name write ./~0/out"
+        ]
+        (folder / "~0").mkdir()
+        (problem,) = problems(MODEL + DATA + "training: {output_dir: out}\nlora: {adapter: ~0}\n")
+        assert "~0" in problem
+
     def test_resume(self, problems: Problems, load: Load, folder: Path) -> None:
         (folder / "out" / "checkpoint-10").mkdir(parents=True)
         for value in ("auto", "never", "out/checkpoint-10"):

@@ -12,7 +12,10 @@ from sft_toolkit.args import (
     LoraArguments,
     SourceArguments,
 )
+from sft_toolkit.registry import known
 from tests.unit.config_file.texts import DATA, MINIMAL, MODEL, TRAINING, Load, Problems, training
+
+KNOWN = ", ".join(known("callback"))
 
 
 class TestSections:
@@ -76,9 +79,8 @@ class TestSections:
              "callbacks.0: expected one name, with its options below it: {name: {option: value}}, not curve, every"),
             ("[curve: 5]", "callbacks.0.curve: expected a mapping of options, not 5"),
             ("[[curve]]", "callbacks.0: expected text, not a list"),
-            ("[curv]", "callbacks.0: unknown callback 'curv'; did you mean 'curve'? (known: complete, curve, health, "
-             "interrupt, manifest, metrics_file, progress, samples, unfreeze; "
-             "or a dotted path such as my.module.Thing)"),
+            ("[curv]", f"callbacks.0: unknown callback 'curv'; did you mean 'curve'? (known: {KNOWN}; or a dotted path "
+             "such as my.module.Thing)"),
             ("[nowhere.Thing]",
              "callbacks.0: callback 'nowhere.Thing': no module named 'nowhere'; is its folder on PYTHONPATH?"),
         ],
