@@ -111,7 +111,7 @@ CONFIGS = st.builds(
     | st.builds(
         LoraArguments,
         alpha=st.none() | st.floats(min_value=0, max_value=1e9) | st.integers(min_value=0),
-        targets=st.lists(st.text()) | st.text(),
+        targets=st.lists(st.text(), min_size=1) | st.text(min_size=1),
         extra=st.fixed_dictionaries({}, optional={"rank_pattern": st.dictionaries(st.text(), st.integers())}),
     ),
     training=st.fixed_dictionaries(
