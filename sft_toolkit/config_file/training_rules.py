@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import get_all_start_methods
 from typing import Any
 
-from sft_toolkit.args import DataArguments, EvaluationArguments
+from sft_toolkit.args import CallbackArguments, DataArguments, EvaluationArguments
 from sft_toolkit.config_file.findings import Findings
 from sft_toolkit.hints import did_you_mean
 from sft_toolkit.registry import BUILT_IN
@@ -15,7 +15,9 @@ from sft_toolkit.registry import BUILT_IN
 # The defaults of transformers and of SFTArguments that the rules depend on.
 _STEPS = {"eval_steps": None, "save_steps": 500, "logging_steps": 10}
 _NEED_EVALUATION = ("reduce_lr_on_plateau", "greedy")
-_OF_AN_EVALUATION = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+# What every evaluation reports: of the tokens first, docs/metrics.md names all keys.
+_OF_TOKENS = ("loss", "token_accuracy", "entropy")
+_OF_AN_EVALUATION = (*_OF_TOKENS, "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
 def check_updates(training: Mapping[str, Any], findings: Findings) -> None:
@@ -43,7 +45,11 @@ def check_loader(training: Mapping[str, Any], findings: Findings) -> None:
 
 
 def check_strategies(
-    data: DataArguments, training: Mapping[str, Any], evaluation: EvaluationArguments, findings: Findings
+    data: DataArguments,
+    training: Mapping[str, Any],
+    evaluation: EvaluationArguments,
+    callbacks: Sequence[CallbackArguments],
+    findings: Findings,
 ) -> None:
     """`eval_strategy`, `save_strategy` and what reads the result of an evaluation agree."""
     evaluates = training.get("eval_strategy", "epoch" if data.eval or data.val_split else "no")
@@ -62,7 +68,8 @@ def check_strategies(
     if training.get("load_best_model_at_end") and saves != "best":
         _check_same_rhythm(evaluates, saves, training, findings)
     scores = evaluation.metrics if evaluation.generate and evaluation.while_training else []
-    _check_metric(data, training, scores, findings)
+    if all(callback.name in BUILT_IN["callback"] for callback in callbacks):  # others may report what they like
+        _check_metric(data, training, scores, findings)
     _check_steps(evaluates, saves, training, findings)
 
 
@@ -94,7 +101,7 @@ def _check_metric(data: DataArguments, training: Mapping[str, Any], scores: Sequ
         return
     names = list(data.eval) or ["eval"]
     prefixes = [""] if names == ["eval"] else [f"{name}_" for name in names]
-    known = [f"{prefix}{what}" for what in ("loss", *_OF_AN_EVALUATION) for prefix in prefixes] + list(scores)
+    known = [f"{prefix}{what}" for what in _OF_AN_EVALUATION for prefix in prefixes] + list(scores)
     parts = any(len(sources) > 1 for sources in data.eval.values())  # each source has a loss of its own beside the sum
     asked = (metric or "loss").removeprefix("eval_")
     if any(name not in BUILT_IN["metric"] for name in scores):

@@ -55,7 +55,9 @@ def test_reading_what_a_launcher_started() -> None:
     assert read_launch(mpi) == Launch(2, 4, 0, 2, 2, "the environment", True)
 
 
-@pytest.mark.parametrize("env", [{}, TORCHRUN, {**ACCELERATE_CPU, **TORCHRUN}, {"ACCELERATE_USE_CPU": "False"}])
+@pytest.mark.parametrize(
+    "env", [{}, {"LOCAL_RANK": "-1"}, TORCHRUN, {**ACCELERATE_CPU, **TORCHRUN}, {"ACCELERATE_USE_CPU": "False"}]
+)
 def test_a_sound_start_passes(env: dict[str, str]) -> None:
     check_launch(DistributedArguments(), env)
 
@@ -69,6 +71,11 @@ def test_a_sound_start_passes(env: dict[str, str]) -> None:
             "WORLD_SIZE=2 is set and RANK is not; start with torchrun or accelerate launch, or unset it",
         ),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is no rank of a group of WORLD_SIZE=2; ranks count from 0"),
+        (
+            {"LOCAL_RANK": "0"},
+            "LOCAL_RANK=0 is set and RANK is not; start with torchrun or accelerate launch, or unset it",
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, "RANK=1 is no rank of a group of WORLD_SIZE=1; ranks count from 0"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one in the environment is no whole number"),
         (
             {key: value for key, value in TORCHRUN.items() if key != "LOCAL_RANK"},

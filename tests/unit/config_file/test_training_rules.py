@@ -75,6 +75,8 @@ def test_refused_beside_held_out_rows(problems: Problems, lines: str, message: s
         "load_best_model_at_end: true\n  save_strategy: epoch",
         "load_best_model_at_end: true\n  eval_strategy: steps\n  eval_steps: 0.1\n  save_steps: 0.3",
         "lr_scheduler_type: greedy",
+        "save_strategy: best\n  metric_for_best_model: token_accuracy",
+        "metric_for_best_model: my_own\ncallbacks: [json.loads]",
         "dataloader_num_workers: 1\n  dataloader_prefetch_factor: 2\n  dataloader_persistent_workers: true",
         "max_grad_norm: 1e9",
         "max_steps: 5\n  eval_strategy: 'no'",
