@@ -62,7 +62,8 @@ def test_the_reduction_adds_up_and_keeps_the_nll_beside_it() -> None:
     totals = score(LOGITS, TARGETS, torch.tensor([1.0, 1.0, 0.5]), focal)
     expected = -(0.1**2) * math.log(0.9) - 0.5**2 * math.log(0.5) - 0.5 * 0.9**2 * math.log(0.1)
     assert totals.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert totals.nll.item() == pytest.approx(-math.log(0.9 * 0.5 * 0.1), rel=1e-5)
+    weighted = -math.log(0.9) - math.log(0.5) - 0.5 * math.log(0.1)  # weights belong to the data: NLL has them too
+    assert totals.nll.item() == pytest.approx(weighted, rel=1e-5)
     assert totals.correct.item() == 2  # 0.9, and 0.5 which nothing exceeds
     assert not totals.nll.requires_grad
 
