@@ -50,4 +50,4 @@ def test_the_peak_stays_under_two_tensors_of_logits_however_many_labels_there_ar
     grown = json.loads(done.stdout.splitlines()[-1])
     logits = 4 * 2 * LENGTH * VOCABULARY  # of all positions in fp32: 586 MiB
     assert grown["20"] < 0.5 * logits  # 5 % of the tokens carry a label; all logits and their gradients would be 3
-    assert grown["1"] < logits  # every token does
+    assert grown["1"] < 0.5 * logits  # every token does
