@@ -9,12 +9,13 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sft_toolkit.checkpoint import choose_resume
 from sft_toolkit.config import RunConfig, load_config
-from sft_toolkit.earlier_run import is_repeated, leaves_nothing_to_do, refuse_silent_changes
+from sft_toolkit.earlier_run import is_repeated, leaves_nothing_to_do, refuse_other_rows, refuse_silent_changes
 from sft_toolkit.errors import TrainingDivergedError
 from sft_toolkit.parent import launcher
 from sft_toolkit.phases import phase
@@ -73,6 +74,8 @@ def run(config: str | Path, overrides: Sequence[str] = ()) -> RunResult:
 
 def train(config: RunConfig) -> RunResult:
     """Train from a checked configuration; a run that is finished already is left alone."""
+    from sft_toolkit.data.digest import rows_digest
+
     output_dir, started_by = Path(config.training["output_dir"]), launcher()
     refuse_start(config)
     if is_repeated(output_dir, config):
@@ -86,6 +89,8 @@ def train(config: RunConfig) -> RunResult:
         with phase("preparing the data"):  # before any process group: slow tokenising can't time out a collective
             tokenizer, prepared = prepare_data(config)
             check_evaluation(config, tokenizer, prepared)
+            if checkpoint is not None and prepared.train is not None:
+                refuse_other_rows(output_dir, checkpoint, partial(rows_digest, prepared.train))
         with phase("loading the model"):
             trainer, callbacks = assemble(config, tokenizer, prepared, rehearsal.callbacks, started_by)
         return fit(config, trainer, callbacks, checkpoint)

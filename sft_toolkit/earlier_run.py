@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,21 @@ def refuse_silent_changes(output_dir: Path, config: RunConfig, training: Mapping
         logger.info("resuming with %s: %r instead of %r", key, new, old)
 
 
+def refuse_other_rows(output_dir: Path, checkpoint: Path, digest: Callable[[], str]) -> None:
+    """Compare with the rows that the checkpoint was trained on, where its run wrote them down.
+
+    Raises:
+        ConfigError: the same configuration, but other rows: a file was changed.
+    """
+    before = (_manifest(checkpoint.parent) or _manifest(output_dir)).get("train_rows")
+    if before is not None and before != digest():
+        raise ConfigError(
+            f"data.train: its rows are not those that '{checkpoint}' was trained on (a file was changed since); going "
+            "on would repeat some and never see others: put the old ones back, or start anew in another "
+            "training.output_dir"
+        )
+
+
 def changes_since(output_dir: Path, config: RunConfig, training: Mapping[str, Any]) -> Changes | None:
     """{key: (value then, value now)} against `config.resolved.yaml`; None where there is none that can be read."""
     try:
@@ -217,7 +232,7 @@ def _says_something(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Paths resolved, so that `./data` and `/home/me/data` are one; numbers by value (1 is 1.0, true is not)."""
+    """Paths resolved, so that `./data` and `~/project/data` are one; numbers by value (1 is 1.0, true is not)."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):

@@ -12,6 +12,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from sft_toolkit.callbacks.manifest import ManifestCallback
 from sft_toolkit.config import RunConfig
+from sft_toolkit.data.digest import rows_digest
 from sft_toolkit.earlier_run import as_asked
 from sft_toolkit.engagement import check_engaged, describe, engaged
 from sft_toolkit.registry import build
@@ -153,6 +154,7 @@ def _asked(config: RunConfig, args: SFTArguments, prepared: Prepared) -> dict[st
         "seed": args.seed,
         "data_seed": args.data_seed,
         "data_fingerprint": prepared.fingerprint,
+        "train_rows": None if prepared.train is None else rows_digest(prepared.train),
         "template_fingerprint": prepared.report.get("template_fingerprint"),
         "deepspeed": args.deepspeed,
     }

@@ -147,9 +147,21 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_trains_no_step_more(fin
     assert finished.run("train").code == 0
     assert (finished.out / "final" / "model.safetensors").read_bytes() == weights
     assert [{"step": line["step"], "loss": line["loss"]} for line in finished.metrics()] == metrics
-    assert "train_loss" not in finished.metrics()[-1]  # of no step there is no mean
+    assert finished.metrics()[-1]["train_loss"] > 1  # that of the first time: of no step there is no mean
     assert finished.json("run.json")["exit_state"] == "finished"
     assert finished.json("run.json")["step"] == 4
+
+
+def test_a_data_file_that_was_changed_since_is_refused_and_not_mixed_in(finished: Workshop) -> None:
+    file = finished.folder / "train.jsonl"
+    rows = file.read_text()
+    file.write_text(rows.replace("say 3", "say 4"))  # the same length
+    outcome = finished.run("train", "training.max_steps=6")
+    assert outcome.code == 2
+    assert f"data.train: its rows are not those that '{finished.out / 'checkpoint-4'}' was trained on" in outcome.err
+    assert finished.json("run.json")["exit_state"] == "finished"
+    file.write_text(rows)
+    assert finished.run("train", "training.max_steps=6").code == 0
 
 
 def test_a_draft_comes_to_the_same_configuration_as_the_arguments_that_run(workshop: Workshop) -> None:
