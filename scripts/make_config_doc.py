@@ -74,7 +74,7 @@ def kind(of: type, field: Field[Any]) -> str:
     """The type as a reader writes it: choices spelled out."""
     # Not field.type, which HfArgumentParser overwrites with a class of its own choice.
     text = next(str(a[field.name]) for c in of.__mro__ if field.name in (a := inspect.get_annotations(c)))
-    if text in ("Named", "dict[str, Any] | str"):
+    if text == "Named":
         return "name or {name: options}"
     choices = getattr(args, text, None)
     if choices is not None and hasattr(choices, "__args__"):

@@ -217,7 +217,7 @@ class TrainingExtras:
         None, "Without lora: train only the parameters that match one of these patterns, such as '*.layers.31.*'."
     )
     lora_plus_ratio: float | None = knob(None, "LoRA+: B matrices learn this many times faster; 16 fits.", minimum=0.0)
-    loss: dict[str, Any] | str = knob(
+    loss: Named = knob(
         "nll",
         "What is optimised: nll, label_smoothing, focal, dft, a registered name, or the dotted path of a function of "
         "(logits, targets, weights); {name: {option: value}} as well. The logged `loss` stays the NLL; this stands "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from sft_toolkit.assemble import prepare_data
 from sft_toolkit.config import load_config, resolved_yaml
 from sft_toolkit.run_checks import check_run
 from sft_toolkit.run_files import as_comment, open_output_dir, write_report
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from sft_toolkit.data.preview_bins import BinsShown
@@ -63,6 +66,8 @@ def check(config: str | Path, overrides: Sequence[str] = ()) -> str:
     """The resolved configuration and DeepSpeed settings, after all checks that need no model; raises what is wrong."""
     checked = load_config(config, overrides)
     args = check_run(checked).args
+    if args.precision_choice.is_notice:
+        logger.warning("precision: %s (%s)", args.precision_choice.name, args.precision_choice.reason)
     from sft_toolkit.rehearsal.engine import resolved_settings
     from sft_toolkit.run_args import as_written
 

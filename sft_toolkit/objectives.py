@@ -61,16 +61,17 @@ def _weighted(cost: Tensor, weights: Tensor | None) -> Tensor:
     return cost if weights is None else cost * weights
 
 
-def resolve_objective(named: str | Mapping[str, Any], smoothing: float) -> Callable[..., Tensor] | None:
+def resolve_objective(named: str | Mapping[str, Any] | None, smoothing: float) -> Callable[..., Tensor] | None:
     """The objective of `training.loss`; None is negative log-likelihood, which needs nothing computed beside it.
 
     Args:
-        named: a registered name, a dotted path, or `{name: {option: value}}`.
+        named: a registered name, a dotted path, or `{name: {option: value}}`; None is `nll`.
         smoothing: `label_smoothing_factor` of TrainingArguments; turns `nll` into `label_smoothing`, as in Trainer.
 
     Raises:
         ConfigError: an unknown name or option, or smoothing asked of an objective that has none.
     """
+    named = "nll" if named is None else named
     name, options = (named, {}) if isinstance(named, str) else next(iter(named.items()))
     if name == "nll" and not smoothing and not options:
         return None

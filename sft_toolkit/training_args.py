@@ -10,7 +10,7 @@ import logging
 import os
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -27,7 +27,7 @@ from sft_toolkit.distributed import start_process_group
 from sft_toolkit.environment import environment_kept, without_variable
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.limits import beyond, problems_in
-from sft_toolkit.precision import choose, current_device
+from sft_toolkit.precision import Choice, choose, current_device
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,6 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
         ConfigError: a value outside its limits, or arguments that contradict each other.
         ValueError: what TrainingArguments itself refuses.
     """
-
-    _announces: ClassVar[bool] = True
 
     # None is "not given": an explicit false asks for fp32, and must not be overruled by precision: auto.
     bf16: bool = field(default=None, metadata={"help": "Mixed precision in bf16; see precision."})  # type: ignore[assignment]
@@ -119,7 +117,10 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
         launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         choice = choose(self.precision, self.bf16, self.fp16, launcher, device)
         self.precision, self.bf16, self.fp16 = choice.name, choice.name == "bf16", choice.name == "fp16"
-        if self._announces and os.environ.get("RANK", "0") == "0":
+        self._say_precision(choice)
+
+    def _say_precision(self, choice: Choice) -> None:
+        if os.environ.get("RANK", "0") == "0":
             level = logging.WARNING if choice.is_notice else logging.INFO
             logger.log(level, "precision: %s (%s)", choice.name, choice.reason)
 

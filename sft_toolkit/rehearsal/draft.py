@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
 from sft_toolkit.environment import environment_kept, without_variable
+from sft_toolkit.precision import Choice
 from sft_toolkit.training_args import SFTArguments, processes_started
 
 # What TrainingArguments starts when it is built: engines, the compiler's switches, the TF32 mode of the whole process.
@@ -18,7 +19,7 @@ _COMPILER: dict[str, Any] = {"torch_compile_backend": None, "torch_compile_mode"
 class Draft(SFTArguments):
     """Checked, resolved and complete, but for what only the real start can know; never given to a Trainer."""
 
-    _announces: ClassVar[bool] = False
+    precision_choice: Any = None  # said by the real arguments, and by `check`
     distributed_state: Any = None
 
     def __post_init__(self) -> None:
@@ -31,6 +32,9 @@ class Draft(SFTArguments):
         self.torch_compile = bool(self.torch_compile or self.torch_compile_backend or self.torch_compile_mode)
         if self.torch_compile and self.torch_compile_backend is None:
             self.torch_compile_backend = "inductor"
+
+    def _say_precision(self, choice: Choice) -> None:
+        self.precision_choice = choice
 
     @property
     def device(self) -> torch.device:

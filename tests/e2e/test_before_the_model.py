@@ -161,3 +161,9 @@ def test_check_says_which_keys_have_no_effect(workshop: Workshop) -> None:
     assert "distributed.nvme_path: has no effect: nothing is offloaded to nvme" in outcome.err
     assert "training.hub_model_id: has no effect without push_to_hub: true" in outcome.err
     assert "no effect" not in outcome.out
+
+
+def test_check_warns_of_a_slow_precision(workshop: Workshop) -> None:
+    outcome = workshop.run("check", "training.bf16=true")
+    assert outcome.code == 0
+    assert "precision: bf16 (asked for by bf16: true; many CPUs are far slower in it than in fp32)" in outcome.err

@@ -156,6 +156,10 @@ def test_a_name_outside_of_training(sections: dict[str, Any], problem: str) -> N
     assert found[0].startswith(problem)
 
 
+def test_a_loss_that_is_null_is_the_default() -> None:
+    rehearse(config({"loss": None}))
+
+
 def test_everything_at_once() -> None:
     found = problems(
         {"report_to": "nope", "optim_args": "x", "lr_scheduler_kwargs": {"foo": 1}},
