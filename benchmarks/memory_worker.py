@@ -26,6 +26,10 @@ def train(sizes: dict[str, Any], case: dict[str, Any]) -> tuple[SFTTrainer, int]
     options = {key: value for key, value in case.items() if key not in ("ranks", "adapter", "rows")}
     micro = case.get("rows", 1)
     with tempfile.TemporaryDirectory() as folder:
+        model: Any = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=4))
+        if case.get("zero_stage") == 3:  # taken apart while it is loaded, which has to come after the arguments
+            model.save_pretrained(folder)
+            del model
         args = SFTArguments(
             output_dir=folder,
             max_steps=3,
@@ -37,12 +41,9 @@ def train(sizes: dict[str, Any], case: dict[str, Any]) -> tuple[SFTTrainer, int]
             disable_tqdm=True,
             **options,
         )
-        ids = [[(i + j) % 500 for j in range(LENGTH)] for i in range(24)]
-        model: Any = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=4))
         if case.get("zero_stage") == 3:
-            model.save_pretrained(folder)
-            del model
             model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        ids = [[(i + j) % 500 for j in range(LENGTH)] for i in range(24)]
         trainer = SFTTrainer(
             model=model,
             args=args,

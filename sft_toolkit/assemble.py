@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from sft_toolkit import nodes
 from sft_toolkit.checkpoint import choose_resume
 from sft_toolkit.config import RunConfig, load_config
 from sft_toolkit.earlier_run import is_repeated, leaves_nothing_to_do, refuse_other_rows, refuse_silent_changes
@@ -78,13 +79,15 @@ def train(config: RunConfig) -> RunResult:
 
     output_dir, started_by = Path(config.training["output_dir"]), launcher()
     refuse_start(config)
-    if is_repeated(output_dir, config):
+    alone = not nodes.several(os.environ)  # else one machine could leave, and the others would wait for it
+    if alone and is_repeated(output_dir, config):
         return RunResult(output_dir)
     rehearsal = check_run(config)
     check_start(rehearsal.args, config, os.environ)
-    if leaves_nothing_to_do(output_dir, config, in_full(config, rehearsal.args)):
+    nothing_to_do = leaves_nothing_to_do(output_dir, config, in_full(config, rehearsal.args))
+    if alone and nothing_to_do:
         return RunResult(output_dir)
-    checkpoint = resume_point(config, rehearsal.args)
+    checkpoint = resume_point(config, rehearsal.args) if alone or nodes.is_first(os.environ) else None
     with opened_output_dir(output_dir):
         with phase("preparing the data"):  # before any process group: slow tokenising can't time out a collective
             tokenizer, prepared = prepare_data(config)
@@ -93,6 +96,10 @@ def train(config: RunConfig) -> RunResult:
                 refuse_other_rows(output_dir, checkpoint, partial(rows_digest, prepared.train))
         with phase("loading the model"):
             trainer, callbacks = assemble(config, tokenizer, prepared, rehearsal.callbacks, started_by)
+        if not alone:
+            if nodes.of_first_rank(nothing_to_do):
+                return RunResult(output_dir)
+            checkpoint = nodes.settle(output_dir, checkpoint)
         return fit(config, trainer, callbacks, checkpoint)
 
 

@@ -193,6 +193,41 @@ def start_engine(args: SFTArguments, env: Mapping[str, str]) -> None:
     start_process_group(args)
 
 
+def join_after_restart(on_cpu: bool, backend: str | None, seconds: int, env: Mapping[str, str]) -> None:
+    """Start the process group of ranks that torchrun has started anew, before accelerate does.
+
+    torchrun's store still holds the addresses of the ranks that ended, under the names that the new ones look up (torch
+    2.13, rendezvous.py: "no need to add prefix for each attempt"), and gloo waits for them: a prefix keeps them apart.
+
+    Args:
+        seconds: after which a collective fails.
+    """
+    attempt, launch = env.get("TORCHELASTIC_RESTART_COUNT", "0"), read_launch(env)
+    if attempt == "0" or launch is None or launch.world_size == 1 or "MASTER_PORT" not in env:
+        return
+    from datetime import timedelta
+
+    from torch import distributed
+
+    if distributed.is_initialized():
+        return
+    limit, agent_listens = timedelta(seconds=seconds), _is_true(env, "TORCHELASTIC_USE_AGENT_STORE")
+    store = distributed.TCPStore(  # type: ignore[attr-defined]
+        env["MASTER_ADDR"],
+        int(env["MASTER_PORT"]),
+        launch.world_size,
+        is_master=launch.rank == 0 and not agent_listens,
+        timeout=limit,
+    )
+    distributed.init_process_group(
+        backend or ("gloo" if on_cpu else None),
+        store=distributed.PrefixStore(f"attempt-{attempt}", store),  # type: ignore[attr-defined]
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=limit,
+    )
+
+
 def leave_process_group() -> None:
     """End the group of a process that is done; for the end of a program, since a later run of the process needs it.
 
@@ -205,11 +240,18 @@ def leave_process_group() -> None:
 
 
 def refuse_missing_device(args: TrainingArguments, env: Mapping[str, str]) -> None:
-    """Refuse FSDP on a CPU, where accelerate would train with DDP in its place.
+    """Refuse FSDP on a CPU, where accelerate would train with DDP in its place, and tensor parallelism.
 
     Raises:
         ConfigError: says what to take.
     """
+    parallel = getattr(args, "parallelism_config", None)
+    if parallel is not None and parallel.tp_enabled:
+        # It needs a model that was loaded in its shards (`tp_plan`), and accelerate has it for no CPU.
+        raise ConfigError(
+            f"parallelism_config.tp_size: {parallel.tp_size}: layers are not split across ranks here; weights that "
+            "don't fit on one device are shared by distributed.strategy: zero3 or fsdp"
+        )
     if args.use_cpu and (args.fsdp or _is_true(env, "ACCELERATE_USE_FSDP")):
         raise ConfigError("fsdp: accelerate has FSDP on accelerators only; take zero3, which runs on a CPU too")
 

@@ -23,7 +23,7 @@ from sft_toolkit.args import (
     knob,
 )
 from sft_toolkit.deepspeed_config import settings_of
-from sft_toolkit.distributed import start_process_group
+from sft_toolkit.distributed import join_after_restart, start_process_group
 from sft_toolkit.environment import environment_kept, without_variable
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.limits import beyond, problems_in
@@ -64,6 +64,7 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
 
     def __post_init__(self) -> None:
         self._settle()
+        join_after_restart(self.use_cpu, self.ddp_backend, self.ddp_timeout, os.environ)
         # transformers and accelerate leave variables that would turn the next run of this process into one of ours;
         # accelerate refuses the fields of its own file beside settings, and those fields are in `deepspeed` by now.
         with environment_kept(), without_variable("ACCELERATE_CONFIG_DS_FIELDS"):

@@ -72,6 +72,7 @@ LAW: dict[str, set[str]] = {
     "callbacks": {"checkpoint", "freezing", "marker", "parent"},
     "evaluation": set(),
     # the trainer
+    "nodes": {"launch"},
     "resume_world": {"distributed", "training_args"},
     "engine_trainer": {
         "deepspeed_config",
@@ -84,7 +85,7 @@ LAW: dict[str, set[str]] = {
     "finite": set(),
     "freezing": set(),
     "adapter_trainer": {"intake", "modules", "training_args"},
-    "saving_chores": {"disk", "durable", "saving"},
+    "saving_chores": {"disk", "durable", "finite", "saving"},
     "saving": {
         "callbacks",
         "checkpoint",

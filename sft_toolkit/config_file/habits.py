@@ -151,4 +151,26 @@ NOT_HERE: dict[str, str] = {
     "stage": "this toolkit does supervised fine-tuning only",
     "export_dir": "the model is saved to training.output_dir/final",
     "lora_task_type": "it is CAUSAL_LM",
+    **dict.fromkeys(
+        ("tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size", "tp_size", "tp"),
+        "layers are not split across ranks here; weights that don't fit on one device are shared by strategy: zero3 "
+        "or strategy: fsdp (`sft-toolkit plan` shows which fits)",
+    ),
+    **dict.fromkeys(
+        ("pipeline_parallel", "pipeline_parallel_size", "pipeline_model_parallel_size", "pp_size", "pp"),
+        "there is no pipeline of layers here; weights that don't fit on one device are shared by strategy: zero3 or "
+        "strategy: fsdp (`sft-toolkit plan` shows which fits)",
+    ),
+    **dict.fromkeys(
+        (
+            "context_parallel",
+            "context_parallel_size",
+            "cp_size",
+            "sequence_parallel",
+            "sequence_parallel_size",
+            "sp_size",
+        ),
+        "a row stays on one rank, since its loss is one sum; long rows: activation checkpointing (on by default), "
+        "data.packing: true, strategy: zero3",
+    ),
 }

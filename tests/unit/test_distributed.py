@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sft_toolkit.args import DistributedArguments
-from sft_toolkit.distributed import asked_strategy, check_launch, check_section
+from sft_toolkit.distributed import asked_strategy, check_launch, check_section, refuse_missing_device
 from sft_toolkit.engagement import Engagement, check_engaged, describe, engaged
 from sft_toolkit.engines import count_parameters, offload_of, strategy_of
 from sft_toolkit.errors import ConfigError
@@ -232,3 +232,9 @@ def test_strategies_are_known_by_the_wrapper() -> None:
     assert strategy_of(torch.nn.DataParallel(torch.nn.Linear(2, 2))) == "dp"
     engine.weight.ds_numel = 400  # type: ignore[attr-defined]
     assert count_parameters(engine) == (402, 402)
+
+
+def test_tensor_parallelism_is_refused_before_the_model_loads() -> None:
+    args: Any = SimpleNamespace(use_cpu=True, fsdp=None, parallelism_config=SimpleNamespace(tp_enabled=True, tp_size=2))
+    with pytest.raises(ConfigError, match=r"tp_size: 2: .* shared by distributed\.strategy: zero3 or fsdp"):
+        refuse_missing_device(args, {})

@@ -46,7 +46,8 @@ def test_an_adapter_trains_in_fp32_on_a_narrow_base() -> None:
 
 def kept_by_autograd(layers: int, tokens: int, autocast: bool, dtype: torch.dtype) -> int:
     """Bytes that the forward of a Llama keeps for its backward, weights and their 16-bit copies left out."""
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=layers)).to(dtype).train()
+    built: Any = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=layers))
+    model = built.to(dtype).train()
     sizes = {p.numel() for p in model.parameters()}
     kept: dict[int, int] = {}
 
