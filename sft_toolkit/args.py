@@ -244,9 +244,10 @@ class TrainingExtras:
         "auto: packed rows attend per document, without a mask over the row, where that is proven on the model. "
         "as_loaded: by the attention that the model has; a `model.attn_implementation` other than auto says this too.",
     )
-    save_on_error: bool = knob(
-        True, "Save the last whole update when an error ends the training (one process; weights finite; disk in order)."
+    on_nonfinite: Literal["stop", "skip"] = knob(
+        "stop", "skip leaves out updates whose gradient is NaN or infinite (not under DeepSpeed or FSDP)."
     )
+    save_on_error: bool = knob(True, "Save the last whole update when an error ends the training (one process only).")
     stop_after_nonfinite: int = knob(
         3, "Stop after this many consecutive updates with a NaN or infinite loss or gradient.", minimum=1
     )

@@ -48,6 +48,7 @@ ON_THE_WAY = (
     "training.dataloader_persistent_workers",
     "training.dataloader_pin_memory",
     "training.stop_after_nonfinite",
+    "training.on_nonfinite",
     "training.disable_tqdm",
     "training.log_",
     "training.report_to",

@@ -24,6 +24,15 @@ def are_finite(model: nn.Module | Any) -> bool:
     return all(bool(torch.isfinite(p).all()) for p in trained)
 
 
+def gradients_are_finite(model: nn.Module | Any) -> bool:
+    """As `are_finite`, of the gradients; under DDP every rank holds the same ones."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if not gradients:
+        return True
+    sums = torch.stack([g.sum(dtype=torch.float32).to(gradients[0].device) for g in gradients])
+    return bool(torch.isfinite(sums).all()) or all(bool(torch.isfinite(g).all()) for g in gradients)
+
+
 def _here(parameter: nn.Parameter) -> Tensor:
     local = getattr(parameter, "ds_tensor", parameter)  # ZeRO-3
     local = local.to_local() if hasattr(local, "to_local") else local  # FSDP

@@ -49,6 +49,8 @@ class SavingTrainer(Trainer):
         self._known_whole: set[Path] = set()
         if not self.saves_whole:
             return
+        if self.skips_nonfinite and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+            raise ConfigError("on_nonfinite: skip needs the gradients, which DeepSpeed and FSDP keep to themselves")
         present = {type(callback) for callback in self.callback_handler.callbacks}
         if NonFiniteGuard not in present:
             self.add_callback(NonFiniteGuard(cast(SFTArguments, self.args).stop_after_nonfinite))
@@ -66,6 +68,11 @@ class SavingTrainer(Trainer):
     def saves_on_error(self) -> bool:
         """One process only: where several train, the others may not have failed, and saving takes all of them."""
         return self.saves_whole and cast(SFTArguments, self.args).save_on_error and self.args.world_size == 1
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Updates whose gradient is not finite are left out."""
+        return self.saves_whole and cast(SFTArguments, self.args).on_nonfinite == "skip"
 
     # ---- Going on from one -------------------------------------------------------------------------------------------
 

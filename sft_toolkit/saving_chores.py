@@ -6,15 +6,16 @@ import logging
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from sft_toolkit.disk import free_bytes, in_words
 from sft_toolkit.durable import clear_staging
+from sft_toolkit.finite import gradients_are_finite
 
 if TYPE_CHECKING:
     from sft_toolkit.saving import SavingTrainer
@@ -76,6 +77,11 @@ class SavingChores(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From here until the step is counted, weights, optimizer and schedule belong to two updates."""
         self._updating_from = state.global_step
+        # Under fp16 the gradient scaler leaves such updates out by itself, and learns its scale from them.
+        if self.trainer.skips_nonfinite and not args.fp16 and not gradients_are_finite(self.trainer.model):
+            cast(nn.Module, self.trainer.model).zero_grad()  # without gradients an optimizer changes nothing
+            if state.is_world_process_zero:
+                logger.warning("update %d is left out: its gradient is not finite", state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The random numbers that the next update begins with."""

@@ -187,6 +187,23 @@ def test_a_gradient_that_is_not_finite_is_no_update_to_save(tmp_path: Path) -> N
     assert names(tmp_path) == ["checkpoint-1"]
 
 
+def test_an_update_that_is_not_finite_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def once_infinite(model: torch.nn.Module) -> None:
+        factors = iter([float("inf")])
+        next(model.parameters()).register_hook(lambda gradient: gradient * next(factors, 1.0))
+
+    before: list[dict[str, torch.Tensor]] = []
+    look = At(4, lambda model: before.append({n: v.clone() for n, v in model.state_dict().items()}))
+    trained = trainer(tmp_path, At(3, once_infinite), look, on_nonfinite="skip", max_steps=5)
+    trained.train()
+    assert same(before[0], load_file(tmp_path / "checkpoint-2" / "model.safetensors"))
+    assert not same(weights(trained), before[0])
+    history: list[Any] = trained.state.log_history
+    assert [entry["nonfinite"][0]["step"] for entry in history if "nonfinite" in entry] == [3]
+    assert "update 3 is left out: its gradient is not finite" in caplog.messages
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-4", "checkpoint-5"]
+
+
 def test_weights_that_no_loss_shows_to_be_broken_are_not_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
