@@ -148,8 +148,6 @@ def assemble(
 
     args = resolve_arguments(config, prepared)
     model = build_model(config, args, tokenizer, prepared)
-    if args.process_index == 0:  # not before the model is there: what is refused until now leaves nothing behind
-        write_down(config, args, prepared)
     callbacks = RunCallbacks(config, args, tokenizer, prepared, users, started_by)
     held_out = {
         name: for_evaluation(tokens, args, prepared.eval_parts.get(name, ())) for name, tokens in prepared.evals.items()
@@ -163,6 +161,8 @@ def assemble(
         callbacks=callbacks.all(),
     )
     callbacks.take_over_from_stock(trainer)
+    if args.process_index == 0:  # not before all is there: what is refused until now leaves nothing behind
+        write_down(config, args, prepared)
     return trainer, callbacks
 
 

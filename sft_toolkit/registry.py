@@ -172,11 +172,31 @@ def bound(kind: str, named: str | Mapping[str, Any], places: int) -> Any:
     name, options = (named, {}) if isinstance(named, str) else next(iter(named.items()))
     options, thing = options or {}, lookup(kind, name)
     if inspect.isclass(thing) or not callable(thing):
-        return build(kind, name, options)
-    problems = option_problems(thing, options, given=list(inspect.signature(thing).parameters)[:places])
+        return _takes(kind, name, build(kind, name, options), places)
+    problems = option_problems(thing, options, given=_by_place(thing, places))
     if problems:
         raise ConfigError([f"{kind} '{name}': {problem}" for problem in problems])
-    return partial(thing, **options) if options else thing
+    return _takes(kind, name, partial(thing, **options) if options else thing, places)
+
+
+def _by_place(thing: Callable[..., Any], places: int) -> list[str]:
+    try:
+        return list(inspect.signature(thing).parameters)[:places]
+    except ValueError:  # some functions written in C have no signature
+        return []
+
+
+def _takes(kind: str, name: str, thing: Any, places: int) -> Any:
+    """The thing, if it can be called with so many arguments."""
+    if not callable(thing):
+        raise ConfigError(f"{kind} '{name}': {thing!r} can't be called; expected a function or a class that makes one")
+    try:
+        inspect.signature(thing).bind(*[None] * places)
+    except TypeError as error:
+        raise ConfigError(f"{kind} '{name}': it is called with {places} arguments, but: {error}") from error
+    except ValueError:
+        pass
+    return thing
 
 
 def option_problems(thing: Callable[..., Any], options: Mapping[str, Any], given: Collection[str] = ()) -> list[str]:

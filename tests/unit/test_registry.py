@@ -15,7 +15,7 @@ from sft_toolkit import registry
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.registry import BUILT_IN, KINDS, build, known, lookup, register, unknown
 
-CALLBACKS = "complete, curve, health, interrupt, manifest, metrics_file, progress, samples, unfreeze"
+CALLBACKS = ", ".join(sorted(BUILT_IN["callback"]))
 
 
 @pytest.fixture(autouse=True)
