@@ -28,7 +28,6 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp": {"ranks": 2},
     "zero1": {"ranks": 2, "zero_stage": 1},
     "zero2": {"ranks": 2, "zero_stage": 2},
-    "zero3": {"ranks": 2, "zero_stage": 3},
 }
 
 

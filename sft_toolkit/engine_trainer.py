@@ -67,7 +67,8 @@ class EngineTrainer(Trainer):
             put_together(checkpoint)
         self.accelerator.wait_for_everyone()
         self._carried = others
-        settings.config["checkpoint"] = {**settings.config.get("checkpoint", {}), "load_universal": others}
+        if others or "checkpoint" in settings.config:
+            settings.config["checkpoint"] = {**settings.config.get("checkpoint", {}), "load_universal": others}
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """As `train`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sft_toolkit import SFTArguments, SFTTrainer
 from sft_toolkit.engagement import engaged
@@ -28,12 +29,13 @@ def train_all(model_dir: str, folder: str, runs: dict[str, dict[str, Any]]) -> d
 
 
 def train_one(
-    model_dir: str, output_dir: Path, own_optimizer: str | None = None, **changes: Any
+    model_dir: str, output_dir: Path, own_optimizer: str | None = None, loads_itself: bool = False, **changes: Any
 ) -> dict[str, Any] | str:
     """A training of two updates with a model given by name; the message where it is refused.
 
     Args:
         own_optimizer: "passed" as `optimizers=`, or "overridden" in a subclass; SGD either way.
+        loads_itself: the user calls from_pretrained, behind the arguments, and passes the module.
     """
     before = dict(os.environ)
     args = SFTArguments(
@@ -48,8 +50,9 @@ def train_one(
     weights = [torch.nn.Parameter(torch.zeros(1))]
     try:
         trainer = (WithSgd if own_optimizer == "overridden" else SFTTrainer)(
-            model_dir,
+            AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32) if loads_itself else model_dir,
             args,
+            processing_class=AutoTokenizer.from_pretrained(model_dir),
             train_dataset=rows_with_labels(1, 15, 3, 25),
             optimizers=(torch.optim.SGD(weights) if own_optimizer == "passed" else None, None),
         )

@@ -57,12 +57,13 @@ def test_one_process_runs_one_engine_after_the_other(model_dir: str, tmp_path: P
 
 
 def test_two_ranks_take_a_model_by_name_apart(model_dir: str, tmp_path: Path) -> None:
-    runs = {"zero3": {"zero_stage": 3}, "plain": {}}
+    runs = {"zero3": {"zero_stage": 3}, "module": {"zero_stage": 3, "loads_itself": True}, "plain": {}}
     arguments = {"model_dir": model_dir, "folder": str(tmp_path), "runs": runs}
     first, second = run_ranks("tests.distributed.api_worker:train_all", arguments)
     assert first["zero3"]["engaged"] == second["zero3"]["engaged"] == "zero3"
     assert first["plain"]["engaged"] == "ddp"
-    assert first["zero3"]["loss"] == pytest.approx(first["plain"]["loss"], abs=1e-5)
+    for name in ("zero3", "module"):
+        assert first[name]["loss"] == pytest.approx(first["plain"]["loss"], abs=1e-5)
     saved, plain = (load_file(tmp_path / name / "model.safetensors") for name in ("zero3", "plain"))
     assert {name: tensor.shape for name, tensor in saved.items()} == {n: t.shape for n, t in plain.items()}
     assert max(float((saved[name] - plain[name]).abs().max()) for name in plain) < 1e-5
