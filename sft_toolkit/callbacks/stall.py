@@ -102,11 +102,12 @@ class StallWatch(TrainerCallback):
 
 
 def stacks() -> str:
-    """Where every thread of this process stands, the thread that asks left out."""
+    """Where every thread of this process stands, the main one first, the thread that asks left out."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    asking = threading.get_ident()
+    frames = sys._current_frames()
+    first = threading.main_thread().ident
     return "\n".join(
-        f"  {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame)).rstrip()
-        for ident, frame in sys._current_frames().items()
-        if ident != asking
+        f"  {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frames[ident])).rstrip()
+        for ident in sorted(frames, key=lambda ident: ident != first)
+        if ident != threading.get_ident()
     )
