@@ -51,13 +51,14 @@ class RunCallbacks:
         self.stall = build("callback", "stall", options.pop("stall", {}))
         self._others = [
             self.stall,
+            *users,  # before the files: what one of them adds to a log event is written
             *([] if args.disable_tqdm else [build("callback", "progress", options.pop("progress", {}))]),
             build("callback", "metrics_file", options.pop("metrics_file", {})),
             build("callback", "curve", options.pop("curve", {})),
             build("callback", "health", health | options.pop("health", {})),
         ]
         complete = build("callback", "complete", options.pop("complete", {}))
-        self._others += [*users, complete]  # the marker comes last: it says that everything else is written
+        self._others.append(complete)  # the marker comes last: it says that everything else is written
         self._engagement = _Engagement(config, self.manifest)
 
     def all(self) -> list[TrainerCallback]:

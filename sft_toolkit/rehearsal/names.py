@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from sft_toolkit.rehearsal.draft import Draft
 
 # Set by the run itself; see `run_callbacks`.
-_WIRED = {"manifest": ("info", "interrupted", "finish"), "samples": ("score", "interrupted")}
+_WIRED = {"manifest": ("info", "interrupted", "finish"), "samples": ("score", "interrupted", "log")}
+# In every run, named or not; the others of ours are there where they are named, as the user's are.
+_ALWAYS = {"complete", "curve", "health", "interrupt", "metrics_file", "progress", "stall", *_WIRED}
 
 
 def user_callbacks(config: RunConfig, problems: list[str]) -> list[TrainerCallback]:
-    """The callbacks that are not ours, built; of ours, only the options are checked."""
+    """The callbacks that are not in every run, built; of those that are, only the options are checked."""
     built: list[TrainerCallback] = []
     seen: set[str] = set()
     for index, entry in enumerate(config.callbacks):
@@ -44,8 +46,8 @@ def user_callbacks(config: RunConfig, problems: list[str]) -> list[TrainerCallba
         found = option_problems(lookup("callback", entry.name), entry.options, _WIRED.get(entry.name, ()))
         found = found or list(_wrong_types(lookup("callback", entry.name), entry.options))
         problems += [f"{key}: {problem}" for problem in found]
-        if not found and entry.name not in _WIRED:
-            _built(entry, problems)  # it may refuse a value
+        made = _built(entry, problems) if not found and entry.name not in _WIRED else []  # it may refuse a value
+        built += made if entry.name not in _ALWAYS else []
     return built
 
 

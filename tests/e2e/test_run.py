@@ -183,6 +183,21 @@ def test_a_callback_of_the_users_is_called(workshop: Workshop) -> None:
     assert Counting.steps == [11, 12, 13, 14]
 
 
+def test_the_callbacks_of_ours_that_are_named_are_called(workshop: Workshop) -> None:
+    workshop.config["lora"] = None
+    layers = {"every": 2, "layers": ["*mlp"], "parameters": ["*lm_head*"]}
+    unfreeze = {"schedule": {0: ["lm_head*"], 0.5: ["*"]}}
+    workshop.config["callbacks"] = ["memory", {"layers": layers}, {"unfreeze": unfreeze}, "ema", "live_curve"]
+    outcome = workshop.run("train")
+    assert outcome.code == 0, outcome.err
+    assert all(line["memory_host_peak_mib"] > 50 for line in workshop.metrics())
+    lines = (workshop.out / "layers.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 3]
+    assert "step 2: 26,944 more parameters are trained" in outcome.err  # 35,296 without the head's 8,352
+    assert (workshop.out / "checkpoint-4" / "ema.safetensors").is_file()
+    assert workshop.run("train", "callbacks=[{ema: {decay: 2}}]", "training.max_steps=5").code == 2
+
+
 class Counting:
     """A plugin: not even a TrainerCallback by inheritance of ours, named by its path."""
 
