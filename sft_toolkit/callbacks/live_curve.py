@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from importlib import import_module
 from time import monotonic
 from typing import Any
 
@@ -43,13 +44,13 @@ class LiveCurveCallback(TrainerCallback):
         if not state.is_world_process_zero or not curves:
             return
         try:
-            from IPython.display import Image, display
+            shown: Any = import_module("IPython.display")
         except ImportError:
             return
         picture = io.BytesIO()
         draw(curves, state.max_steps).savefig(picture, format="png")
-        image = Image(data=picture.getvalue(), format="png", width=640)
+        image = shown.Image(data=picture.getvalue(), format="png", width=640)
         if self._shown is None:
-            self._shown = display(image, display_id=True)
+            self._shown = shown.display(image, display_id=True)
         else:
             self._shown.update(image)

@@ -46,7 +46,8 @@ class Screen:
 def run_cell(source: str, names: dict[str, Any]) -> Any:
     """Execute a cell; the value of its last expression, as a notebook shows it."""
     tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    last = tree.body[-1] if isinstance(tree.body[-1], ast.Expr) else None
+    tree.body = tree.body if last is None else tree.body[:-1]
     exec(compile(tree, "notebook", "exec"), names)
     return None if last is None else eval(compile(ast.Expression(last.value), "notebook", "eval"), names)
 

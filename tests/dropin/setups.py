@@ -34,14 +34,14 @@ class Regression(nn.Module):
 
     main_input_name = "input_x"
 
-    def __init__(self, double: bool = False) -> None:
+    def __init__(self, two_outputs: bool = False) -> None:
         super().__init__()
         self.a, self.b = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(-0.25))
-        self.double = double
+        self.two_outputs = two_outputs
 
-    def forward(self, input_x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    def forward(self, input_x: torch.Tensor, labels: Any = None, **kwargs: Any) -> tuple[Any, ...]:
         y = input_x * self.a + self.b
-        outputs = (y, y) if self.double else (y,)
+        outputs = (y, y) if self.two_outputs else (y,)
         return outputs if labels is None else (nn.functional.mse_loss(y, labels), *outputs)
 
 
@@ -108,12 +108,13 @@ def a_plain_module(cls: Any, folder: Path) -> Any:
 
 def everything_by_position(cls: Any, folder: Path) -> Any:
     args = arguments(folder, eval_strategy="epoch", num_train_epochs=2)
-    model = Regression(double=True)
+    model = Regression(two_outputs=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
     def half(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        return 0.5 * ((outputs[0] - labels) ** 2).mean()
+        halved: torch.Tensor = 0.5 * ((outputs[0] - labels) ** 2).mean()
+        return halved
 
     tokenizer, stopper = tiny_tokenizer(), EarlyStoppingCallback(2)
     args.metric_for_best_model, args.greater_is_better = "distance", False
@@ -147,7 +148,9 @@ def own_loss(cls: Any, folder: Path) -> Any:
         losses = nn.functional.cross_entropy(
             outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum", ignore_index=-100
         )
-        return losses / num_items_in_batch if num_items_in_batch is not None else losses / (labels != -100).sum()
+        count: Any = num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum()
+        mean: torch.Tensor = losses / count
+        return mean
 
     args = arguments(folder, gradient_accumulation_steps=2, learning_rate=1e-3, eval_strategy="epoch")
     return trained(cls(tiny_model(), args, None, token_rows(), token_rows(3), compute_loss_func=summed))
@@ -173,7 +176,7 @@ def best_model_by_a_metric(cls: Any, folder: Path) -> Any:
 
 def several_labels(cls: Any, folder: Path) -> Any:
     class Two(Regression):
-        def forward(self, input_x: torch.Tensor, one: Any = None, two: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+        def forward(self, input_x: torch.Tensor, one: Any = None, two: Any = None, **kwargs: Any) -> tuple[Any, ...]:  # type: ignore[override]
             y = input_x * self.a + self.b
             return (((y - one) ** 2).mean() + ((y - two) ** 2).mean(), y, y + 1)
 
@@ -215,8 +218,14 @@ def padded_by_a_collator(cls: Any, folder: Path) -> Any:
 
 def a_classifier(cls: Any, folder: Path) -> Any:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = BertForSequenceClassification(BertConfig(vocab_size=261, num_labels=3, **sizes))
+    sizes: dict[str, Any] = {
+        "num_labels": 3,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    model = BertForSequenceClassification(BertConfig(vocab_size=261, **sizes))
     rows = [
         {"input_ids": row["input_ids"], "attention_mask": row["attention_mask"], "label": i % 3, "idx": i}
         for i, row in enumerate(token_rows(9, uneven=True))

@@ -34,7 +34,8 @@ def found(trainer: Any) -> Any:
 
 def test_a_search_finds_what_trainer_finds(tmp_path: Path) -> None:
     results = []
-    for cls in (Trainer, SFTTrainer):
+    classes: list[Any] = [Trainer, SFTTrainer]
+    for cls in classes:
         args = arguments(tmp_path, eval_strategy="epoch", num_train_epochs=1)
         trainer = cls(None, args, None, Points(), Points(7), model_init=lambda: Regression())
         results.append(found(trainer))
