@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import LENGTH, TINY, WIDE, peak
 from sft_toolkit import SFTArguments, SFTTrainer
-from sft_toolkit.engagement import engaged
+from sft_toolkit.engines.engagement import engaged
 from sft_toolkit.planning.memory import memory_of
 from sft_toolkit.planning.setup import setup_of
 from sft_toolkit.planning.shape import shape_of

@@ -16,7 +16,7 @@ from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, Pri
 
 from benchmarks.parts import Batch, StepClock, TokenRow, as_messages, lora_config, tokenise
 from benchmarks.setting import Setting
-from sft_toolkit.attention import PER_DOCUMENT, register_per_document
+from sft_toolkit.attention.per_document import PER_DOCUMENT, register_per_document
 from sft_toolkit.data import PackedCollator, PaddedCollator, best_fit_decreasing
 
 MAX_GRAD_NORM = 1.0

@@ -24,7 +24,7 @@ import sys
 import time
 from pathlib import Path
 
-from sft_toolkit.files_of_system import processes_using
+from sft_toolkit.engines.files_of_system import processes_using
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_DIRECTORY = ROOT / ".cache" / "torch_extensions"

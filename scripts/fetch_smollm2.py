@@ -55,8 +55,8 @@ def gguf_folder() -> Path:
 def convert(folder: Path, output: Path) -> None:
     """Write the plain folder beside `output` and rename it, so that a half-written one is never taken for a model."""
     from sft_toolkit.args import ModelArguments
-    from sft_toolkit.marker import mark_complete
-    from sft_toolkit.model import align, load_model, load_tokenizer
+    from sft_toolkit.checkpoints.marker import mark_complete
+    from sft_toolkit.model.loading import align, load_model, load_tokenizer
 
     source = ModelArguments(name_or_path=str(folder), gguf_file=GGUF)
     tokenizer = load_tokenizer(source)

@@ -13,21 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sft_toolkit import nodes
-from sft_toolkit.checkpoint import choose_resume
+from sft_toolkit.checkpoints.checkpoint import choose_resume
 from sft_toolkit.config import RunConfig, load_config
-from sft_toolkit.earlier_run import is_repeated, leaves_nothing_to_do, refuse_other_rows, refuse_silent_changes
+from sft_toolkit.engines import nodes
+from sft_toolkit.engines.parent import launcher
 from sft_toolkit.errors import TrainingDivergedError
-from sft_toolkit.parent import launcher
 from sft_toolkit.phases import phase
-from sft_toolkit.run_checks import check_evaluation, check_run, check_start, refuse_start
-from sft_toolkit.run_files import opened_output_dir, write_configuration, write_report
+from sft_toolkit.running.checks import check_evaluation, check_run, check_start, refuse_start
+from sft_toolkit.running.earlier_run import is_repeated, leaves_nothing_to_do, refuse_other_rows, refuse_silent_changes
+from sft_toolkit.running.files import opened_output_dir, write_configuration, write_report
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from sft_toolkit.data.prepare import Prepared
-    from sft_toolkit.run_callbacks import RunCallbacks
+    from sft_toolkit.running.callbacks import RunCallbacks
     from sft_toolkit.trainer import SFTTrainer
     from sft_toolkit.training_args import SFTArguments
 
@@ -105,7 +105,7 @@ def train(config: RunConfig) -> RunResult:
 
 def in_full(config: RunConfig, args: SFTArguments) -> dict[str, Any]:
     """Section `training` with everything that is left to defaults."""
-    from sft_toolkit.run_args import as_written
+    from sft_toolkit.running.arguments import as_written
 
     return as_written(args, config.training)
 
@@ -122,7 +122,7 @@ def resume_point(config: RunConfig, args: SFTArguments) -> Path | None:
 def prepare_data(config: RunConfig) -> tuple[Any, Prepared]:
     """Tokenizer and token data sets; the first process of a node builds the cache, the others read it."""
     from sft_toolkit.data.prepare import prepare
-    from sft_toolkit.model import load_tokenizer
+    from sft_toolkit.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(config.model)
     return tokenizer, prepare(config.data, tokenizer, seed=int(config.training.get("seed", 42)))
@@ -142,9 +142,9 @@ def assemble(
         started_by: the launcher; when it has gone, the run saves and stops.
     """
     from sft_toolkit.data.loading import for_evaluation
-    from sft_toolkit.run_callbacks import RunCallbacks
+    from sft_toolkit.running.callbacks import RunCallbacks
+    from sft_toolkit.running.training_rows import training_rows
     from sft_toolkit.trainer import SFTTrainer
-    from sft_toolkit.training_rows import training_rows
 
     args = resolve_arguments(config, prepared)
     model = build_model(config, args, tokenizer, prepared)
@@ -168,8 +168,8 @@ def assemble(
 
 def resolve_arguments(config: RunConfig, prepared: Prepared) -> SFTArguments:
     """The arguments that run; the process group begins with them."""
-    from sft_toolkit.run_args import arguments_from
-    from sft_toolkit.training_rows import refuse_no_updates
+    from sft_toolkit.running.arguments import arguments_from
+    from sft_toolkit.running.training_rows import refuse_no_updates
 
     args = arguments_from(config.training, config.data, config.distributed)
     refuse_no_updates(args, prepared)
@@ -188,9 +188,9 @@ def build_model(config: RunConfig, args: SFTArguments, tokenizer: Any, prepared:
     """Base model, the same ids as the tokenizer's, and the adapter."""
     from transformers import set_seed
 
-    from sft_toolkit.distributed import refuse_missing_device, start_process_group
+    from sft_toolkit.engines.distributed import refuse_missing_device, start_process_group
     from sft_toolkit.lora.inject import inject
-    from sft_toolkit.model import align, load_model, new_token_ids
+    from sft_toolkit.model.loading import align, load_model, new_token_ids
 
     refuse_missing_device(args, os.environ)
     start_process_group(args)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sft_toolkit._version import __version__
+from sft_toolkit.engines.launch import launch_problems, read_launch
 from sft_toolkit.errors import CheckpointError, ConfigError, DataError, TrainingDivergedError
-from sft_toolkit.launch import launch_problems, read_launch
 from sft_toolkit.phases import phase_of, traceback_of
 
 SHOW_TRACEBACK = "SFT_TOOLKIT_TRACEBACK"
@@ -129,7 +129,7 @@ def _train(options: argparse.Namespace) -> int:
     if problems:  # before anything is read: ranks that can't find one another would wait for one another
         raise ConfigError(problems)
     from sft_toolkit.assemble import run
-    from sft_toolkit.distributed import leave_process_group
+    from sft_toolkit.engines.distributed import leave_process_group
 
     with warnings.catch_warnings():
         # DeepSpeed 0.19 calls torch under its old names, on every rank: nothing that a user could change.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sft_toolkit.assemble import prepare_data
 from sft_toolkit.config import load_config, resolved_yaml
-from sft_toolkit.run_checks import check_run
-from sft_toolkit.run_files import as_comment, open_output_dir, write_report
+from sft_toolkit.running.checks import check_run
+from sft_toolkit.running.files import as_comment, open_output_dir, write_report
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def check(config: str | Path, overrides: Sequence[str] = ()) -> str:
     if args.precision_choice.is_notice:
         logger.warning("precision: %s (%s)", args.precision_choice.name, args.precision_choice.reason)
     from sft_toolkit.rehearsal.engine import resolved_settings
-    from sft_toolkit.run_args import as_written
+    from sft_toolkit.running.arguments import as_written
 
     resolved = resolved_yaml(checked, as_written(args, checked.training))
     settings = resolved_settings(args)

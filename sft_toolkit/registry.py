@@ -62,16 +62,16 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "staged": "sft_toolkit.data.staged.Staged",
     },
     "loss": {
-        "dft": "sft_toolkit.objectives.dft",
-        "focal": "sft_toolkit.objectives.focal",
-        "label_smoothing": "sft_toolkit.objectives.label_smoothing",
-        "nll": "sft_toolkit.objectives.nll",
+        "dft": "sft_toolkit.loss.objectives.dft",
+        "focal": "sft_toolkit.loss.objectives.focal",
+        "label_smoothing": "sft_toolkit.loss.objectives.label_smoothing",
+        "nll": "sft_toolkit.loss.objectives.nll",
     },
     "transform": {},
     "gradient_transform": {
-        "clip_each": "sft_toolkit.gradient_transforms.ClipEach",
-        "freeze": "sft_toolkit.gradient_transforms.Freeze",
-        "noise": "sft_toolkit.gradient_transforms.Noise",
+        "clip_each": "sft_toolkit.training.gradient_transforms.ClipEach",
+        "freeze": "sft_toolkit.training.gradient_transforms.Freeze",
+        "noise": "sft_toolkit.training.gradient_transforms.Noise",
     },
 }
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}

@@ -17,20 +17,20 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from sft_toolkit.accounting import Batch, EvalMeter, TokenMeter
-from sft_toolkit.adapter_trainer import AdapterTrainer
 from sft_toolkit.data.loading import Batches, batches_by_part, dataloader, evaluation_order, training_order
 from sft_toolkit.data.sampler import EpochSampler
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset
-from sft_toolkit.data_intake import EVAL, TRAIN, check_all_ids, check_ids, collator_for, resolve_dataset
-from sft_toolkit.engine_trainer import EngineTrainer
-from sft_toolkit.forward_paths import ForwardPaths
-from sft_toolkit.gradients import GradientTrainer
-from sft_toolkit.intake import refuse_unsupported, resolve_model, resolve_tokenizer, with_adapter
-from sft_toolkit.log_entry import add_to_log
-from sft_toolkit.loop_chores import add_chores
-from sft_toolkit.modules import without_adapter
-from sft_toolkit.saving import SavingTrainer
+from sft_toolkit.metering.accounting import Batch, EvalMeter, TokenMeter
+from sft_toolkit.metering.log_entry import add_to_log
+from sft_toolkit.model.modules import without_adapter
+from sft_toolkit.training.adapter_trainer import AdapterTrainer
+from sft_toolkit.training.data_intake import EVAL, TRAIN, check_all_ids, check_ids, collator_for, resolve_dataset
+from sft_toolkit.training.engine_trainer import EngineTrainer
+from sft_toolkit.training.forward_paths import ForwardPaths
+from sft_toolkit.training.gradients import GradientTrainer
+from sft_toolkit.training.intake import refuse_unsupported, resolve_model, resolve_tokenizer, with_adapter
+from sft_toolkit.training.loop_chores import add_chores
+from sft_toolkit.training.saving import SavingTrainer
 from sft_toolkit.training_args import SFTArguments
 
 

@@ -22,9 +22,9 @@ from sft_toolkit.args import (
     TrainingExtras,
     knob,
 )
-from sft_toolkit.deepspeed_config import settings_of
-from sft_toolkit.distributed import join_after_restart, start_process_group
-from sft_toolkit.environment import environment_kept, without_variable
+from sft_toolkit.engines.deepspeed_config import settings_of
+from sft_toolkit.engines.distributed import join_after_restart, start_process_group
+from sft_toolkit.engines.environment import environment_kept, without_variable
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.limits import beyond, problems_in
 from sft_toolkit.precision import Choice, choose, current_device

@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 
-from sft_toolkit.accounting import TokenMeter
 from sft_toolkit.args import PreparationArguments
+from sft_toolkit.attention.isolation import refuse_leaking
+from sft_toolkit.attention.packed import PackedAttention
 from sft_toolkit.data import EpochSampler, PackedCollator, tokenize_rows
 from sft_toolkit.data.loading import for_training
-from sft_toolkit.isolation import refuse_leaking
-from sft_toolkit.packed_attention import PackedAttention
-from sft_toolkit.supervised import SupervisedForward
+from sft_toolkit.loss.supervised import SupervisedForward
+from sft_toolkit.metering.accounting import TokenMeter
 
 
 @dataclass

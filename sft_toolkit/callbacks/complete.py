@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from sft_toolkit.callbacks.files import in_output_dir
-from sft_toolkit.marker import mark_complete, marked_as_it_is
+from sft_toolkit.checkpoints.marker import mark_complete, marked_as_it_is
 
 
 class CompleteCallback(TrainerCallback):

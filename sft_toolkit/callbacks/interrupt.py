@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sft_toolkit.parent import is_orphaned
+from sft_toolkit.engines.parent import is_orphaned
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.freezing import matching
+from sft_toolkit.model.freezing import matching
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sft_toolkit.doctor.finding import Finding
-from sft_toolkit.jit_locks import cache_of, locks
+from sft_toolkit.engines.jit_locks import cache_of, locks
 
 
 def check_building(env: Mapping[str, str]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sft_toolkit.doctor.finding import Finding
-from sft_toolkit.files_of_system import file_system, is_shared
+from sft_toolkit.engines.files_of_system import file_system, is_shared
 from sft_toolkit.planning.words import in_gib
 
 GIB = 2**30

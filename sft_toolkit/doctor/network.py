@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from sft_toolkit.doctor.finding import Finding
-from sft_toolkit.launch import launch_problems
+from sft_toolkit.engines.launch import launch_problems
 
 TIMEOUT = 90.0  # seconds; most of it is the import of torch
 

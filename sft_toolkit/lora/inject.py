@@ -31,7 +31,7 @@ from sft_toolkit.lora.origin import check_base
 from sft_toolkit.lora.portable import on_plain_base, start_of, takes_from_base
 from sft_toolkit.lora.saved import adapter_folder, read_config, tensor_shapes
 from sft_toolkit.lora.targets import check_names, left_out, resolve_targets, summary
-from sft_toolkit.model_source import first_mismatch
+from sft_toolkit.model.source import first_mismatch
 
 logger = logging.getLogger(__name__)
 

@@ -31,13 +31,13 @@ from transformers import (
 
 from sft_toolkit.args import ModelArguments
 from sft_toolkit.errors import CheckpointError, ConfigError
-from sft_toolkit.gguf import forget_gguf, only_gguf, unpacked
 from sft_toolkit.lora.embedding import table_rows, tables
 from sft_toolkit.lora.live import copy_in_fp32, refuse_partial_weights
 from sft_toolkit.lora.origin import check_base
 from sft_toolkit.lora.saved import adapter_folder, read_config
 from sft_toolkit.lora.several import check_weights, put_on
-from sft_toolkit.model_source import in_plain_words, source_of
+from sft_toolkit.model.gguf import forget_gguf, only_gguf, unpacked
+from sft_toolkit.model.source import in_plain_words, source_of
 
 logger = logging.getLogger(__name__)
 

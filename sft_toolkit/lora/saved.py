@@ -6,9 +6,9 @@ from pathlib import Path
 
 from peft import PeftConfig
 
+from sft_toolkit.checkpoints.weights_file import BadWeightsFile, read_header
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import missing
-from sft_toolkit.weights_file import BadWeightsFile, read_header
 
 WEIGHTS = "adapter_model.safetensors"
 

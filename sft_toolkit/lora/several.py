@@ -15,7 +15,7 @@ from sft_toolkit.errors import ConfigError
 from sft_toolkit.lora.embedding import grow_table
 from sft_toolkit.lora.portable import on_plain_base
 from sft_toolkit.lora.saved import read_config, tensor_shapes
-from sft_toolkit.model_source import in_plain_words
+from sft_toolkit.model.source import in_plain_words
 
 
 def check_weights(folders: Sequence[Path], weights: Sequence[float]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sft_toolkit.chunked_loss import chunk_rows
+from sft_toolkit.loss.chunked import chunk_rows
 from sft_toolkit.planning.memory import Setup
 from sft_toolkit.planning.shape import ModelShape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sft_toolkit.model_source import in_plain_words, source_of
+from sft_toolkit.model.source import in_plain_words, source_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,12 +15,12 @@ from typing import Any, cast
 from transformers import TrainerCallback
 
 from sft_toolkit.config import RunConfig
-from sft_toolkit.environment import environment_kept
+from sft_toolkit.engines.environment import environment_kept
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.model import quantisation_problems
+from sft_toolkit.model.loading import quantisation_problems
 from sft_toolkit.rehearsal import names, parts
 from sft_toolkit.rehearsal.draft import Draft
-from sft_toolkit.run_args import arguments_from
+from sft_toolkit.running.arguments import arguments_from
 
 logger = logging.getLogger(__name__)
 

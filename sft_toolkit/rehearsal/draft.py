@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from sft_toolkit.environment import environment_kept, without_variable
+from sft_toolkit.engines.environment import environment_kept, without_variable
 from sft_toolkit.precision import Choice
 from sft_toolkit.training_args import SFTArguments, processes_started
 

@@ -179,7 +179,7 @@ def _kernels(args: Any) -> Iterator[str]:
 
 def _loss(args: Any) -> Iterator[str]:
     """Three tokens of a vocabulary of five through the objective: what it returns must be a loss per token."""
-    from sft_toolkit.objectives import resolve_objective
+    from sft_toolkit.loss.objectives import resolve_objective
 
     try:
         objective = resolve_objective(args.loss, args.label_smoothing_factor)
@@ -215,8 +215,8 @@ def _accelerator(args: Any) -> Iterator[str]:
 
 
 def _ours(args: Any) -> Iterator[str]:
-    from sft_toolkit.gradients import gradient_transform_of
-    from sft_toolkit.intake import refuse_unsupported
+    from sft_toolkit.training.gradients import gradient_transform_of
+    from sft_toolkit.training.intake import refuse_unsupported
 
     if args.label_names is not None and "labels" not in args.label_names:
         yield "training.label_names: prepared rows have their labels in 'labels'; leave it out"

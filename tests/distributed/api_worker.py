@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sft_toolkit import SFTArguments, SFTTrainer
-from sft_toolkit.engagement import engaged
+from sft_toolkit.engines.engagement import engaged
 from sft_toolkit.errors import ConfigError
 from tests.training import logged, rows_with_labels
 

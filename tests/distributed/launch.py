@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from sft_toolkit.distributed import leave_process_group
+from sft_toolkit.engines.distributed import leave_process_group
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXTENSIONS = ROOT / ".cache" / "torch_extensions"

@@ -48,9 +48,9 @@ def train(
 
     from sft_toolkit import SFTArguments, SFTTrainer
     from sft_toolkit.args import DistributedArguments
-    from sft_toolkit.deepspeed_config import check_settings_in_use, choose_deepspeed_config
-    from sft_toolkit.distributed import check_launch, start_process_group
-    from sft_toolkit.engagement import check_engaged, describe, engaged
+    from sft_toolkit.engines.deepspeed_config import check_settings_in_use, choose_deepspeed_config
+    from sft_toolkit.engines.distributed import check_launch, start_process_group
+    from sft_toolkit.engines.engagement import check_engaged, describe, engaged
     from tests.tiny import tiny_tokenizer
     from tests.training import lora, rows_with_labels, sgd_arguments
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from sft_toolkit import load_config
-from sft_toolkit.run_args import arguments_from, as_written
+from sft_toolkit.running.arguments import arguments_from, as_written
 from tests.e2e.workshop import Outcome, Workshop
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sft_toolkit.checkpoint import choose_resume, newest_good
+from sft_toolkit.checkpoints.checkpoint import choose_resume, newest_good
 from tests.resume.test_saving import trainer
 
 Harm = Callable[[Path], object]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sft_toolkit.config import load_config
 from sft_toolkit.config_file.schema import SECTIONS, section_keys
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.run_checks import check_run
+from sft_toolkit.running.checks import check_run
 
 VALID: dict[str, Any] = {
     "model": {"name_or_path": "model", "dtype": "auto"},

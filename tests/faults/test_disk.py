@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 
 from sft_toolkit import CheckpointError, SFTTrainer
-from sft_toolkit.checkpoint import newest_good
-from sft_toolkit.disk import in_words, trouble
+from sft_toolkit.checkpoints.checkpoint import newest_good
+from sft_toolkit.checkpoints.disk import in_words, trouble
 from tests.e2e.workshop import Workshop
 from tests.resume.test_saving import names, trainer
 
@@ -98,7 +98,9 @@ def test_what_is_written_at_the_end_is_whole_or_not_there(workshop: Workshop, mo
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, NO_SPACE)
 
-    monkeypatch.setattr("sft_toolkit.saving.check_saved", lambda folder: full() if folder.name == "final" else None)
+    monkeypatch.setattr(
+        "sft_toolkit.training.saving.check_saved", lambda folder: full() if folder.name == "final" else None
+    )
     outcome = workshop.run("train", "training.output_dir=" + str(workshop.folder / "other"))
     assert outcome.code == 1
     assert f"'{workshop.folder / 'other' / 'final'}' could not be written: {NO_SPACE}" in outcome.err

@@ -174,7 +174,7 @@ def run_layout(layout: Layout, folder: str, model_dir: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from sft_toolkit import SFTTrainer
-    from sft_toolkit.distributed import start_process_group
+    from sft_toolkit.engines.distributed import start_process_group
 
     args = sgd_arguments(
         Path(folder) / "out",

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sft_toolkit import ConfigError, SFTTrainer, load_config
-from sft_toolkit.loss import score
-from sft_toolkit.objectives import dft, focal, label_smoothing, nll, resolve_objective
+from sft_toolkit.loss.objectives import dft, focal, label_smoothing, nll, resolve_objective
+from sft_toolkit.loss.reduction import score
 from sft_toolkit.registry import known, register
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training import largest_difference, logged, rows_with_labels, sgd_arguments, trained

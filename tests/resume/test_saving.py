@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainerCallback
 
 from sft_toolkit import CheckpointError, SFTArguments, SFTTrainer, TrainingDivergedError
-from sft_toolkit.checkpoint import newest_good, why_incomplete
-from sft_toolkit.marker import mark_complete
+from sft_toolkit.checkpoints.checkpoint import newest_good, why_incomplete
+from sft_toolkit.checkpoints.marker import mark_complete
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training import rows_with_labels, sgd_arguments
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from sft_toolkit import SFTTrainer
-from sft_toolkit.accounting import EvalMeter, TokenMeter
-from sft_toolkit.loss import Totals, score
-from sft_toolkit.step_times import PHASES, StepTimes
-from sft_toolkit.utilisation import flops_per_token, peak_flops, utilisation_of
+from sft_toolkit.loss.reduction import Totals, score
+from sft_toolkit.metering.accounting import EvalMeter, TokenMeter
+from sft_toolkit.metering.step_times import PHASES, StepTimes
+from sft_toolkit.metering.utilisation import flops_per_token, peak_flops, utilisation_of
 from tests.architectures import build
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training import logged, lora, rows_with_labels, sgd_arguments, trained
@@ -80,7 +80,7 @@ def test_the_phases_of_an_update_add_up_to_it(tmp_path: Path) -> None:
 
 def test_time_goes_to_the_phase_it_was_spent_in(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("sft_toolkit.step_times.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("sft_toolkit.metering.step_times.time.perf_counter", lambda: clock.now)
     times = StepTimes()
 
     def spend(seconds: float) -> None:
@@ -120,7 +120,7 @@ def test_saving_and_evaluating_slow_no_update_down(tmp_path: Path) -> None:
 
     trainer._save_checkpoint = save_slowly  # type: ignore[assignment,method-assign]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sft_toolkit.step_times.time.perf_counter", lambda: clock.now)
+        patch.setattr("sft_toolkit.metering.step_times.time.perf_counter", lambda: clock.now)
         trainer.train()
     assert logged(trainer, "step_seconds") == [1.0, 1.0, 1.0]
     tokens = [0, *logged(trainer, "tokens")]

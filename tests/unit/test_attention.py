@@ -18,9 +18,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel, TrainerCallback
 from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask, create_sliding_window_causal_mask
 
-from sft_toolkit import ConfigError, SFTTrainer, attention, packed_attention
-from sft_toolkit.attention import PER_DOCUMENT, Documents, attend_per_document, register_per_document
-from sft_toolkit.isolation import difference_from_parts, leaks_between_documents
+from sft_toolkit import ConfigError, SFTTrainer
+from sft_toolkit.attention import packed as packed_attention
+from sft_toolkit.attention import per_document as attention
+from sft_toolkit.attention.isolation import difference_from_parts, leaks_between_documents
+from sft_toolkit.attention.per_document import PER_DOCUMENT, Documents, attend_per_document, register_per_document
 from tests.architectures import build
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training import lora, rows_with_labels, sgd_arguments
@@ -357,7 +359,7 @@ def test_the_private_question_that_is_asked_of_transformers_still_exists() -> No
 
 def test_an_attention_that_joins_documents_is_refused_before_the_first_step(tmp_path: Path) -> None:
     def leaking(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **given: Any) -> Any:
-        return AttentionInterface()["sdpa"](module, query, key, value, None, **given)  # type: ignore[no-untyped-call]
+        return AttentionInterface()["sdpa"](module, query, key, value, None, **given)
 
     AttentionInterface.register("tests_leaking", leaking)
     model = tiny_model()

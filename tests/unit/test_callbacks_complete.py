@@ -10,7 +10,7 @@ from torch.multiprocessing.spawn import spawn
 from transformers import TrainerControl
 
 from sft_toolkit.callbacks.complete import CompleteCallback
-from sft_toolkit.checkpoint import newest_good, why_incomplete
+from sft_toolkit.checkpoints.checkpoint import newest_good, why_incomplete
 from tests.unit.callback_runs import arguments, state, stock_trainer
 
 

@@ -140,7 +140,7 @@ def test_without_its_launcher_a_run_ends_as_at_a_sigterm(
 
 def test_only_a_launcher_is_watched() -> None:
     """A shell may go: `nohup` and `disown` leave a run behind on purpose."""
-    ask = "from sft_toolkit.parent import launcher; print(launcher() is not None)"
+    ask = "from sft_toolkit.engines.parent import launcher; print(launcher() is not None)"
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ask!r}])"
     for name, watched in (("bash", False), ("/usr/bin/torchrun", True), ("accelerate", True)):
         done = subprocess.run([sys.executable, "-c", start, name], capture_output=True, text=True, check=True)

@@ -14,16 +14,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sft_toolkit.checkpoint import (
+from sft_toolkit.checkpoints.checkpoint import (
     check_saved,
     checkpoints,
     choose_resume,
     newest_good,
     why_incomplete,
 )
+from sft_toolkit.checkpoints.marker import mark_complete, marked_as_it_is
+from sft_toolkit.checkpoints.weights_file import BadWeightsFile, read_header
 from sft_toolkit.errors import CheckpointError, ConfigError
-from sft_toolkit.marker import mark_complete, marked_as_it_is
-from sft_toolkit.weights_file import BadWeightsFile, read_header
 
 
 def make(output_dir: Path, step: int, marked: bool = True) -> Path:
@@ -129,7 +129,7 @@ def test_a_broken_checkpoint_is_skipped_with_its_reason(
     harm(broken)
     assert why_incomplete(broken) == reason
     assert newest_good(tmp_path) == (good, [(broken, reason)])
-    with caplog.at_level(logging.WARNING, "sft_toolkit.checkpoint"):
+    with caplog.at_level(logging.WARNING, "sft_toolkit.checkpoints.checkpoint"):
         assert choose_resume(tmp_path, "auto") == good
     assert caplog.messages == [f"{broken} is skipped: {reason}"]
 
@@ -293,6 +293,7 @@ def test_headers_that_lie(tmp_path: Path, content: bytes, reason: str) -> None:
 
 
 def test_import_needs_no_torch() -> None:
-    code = "import sys, sft_toolkit.checkpoint; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    heavy = "{'torch', 'transformers', 'numpy'}"
+    code = f"import sys, sft_toolkit.checkpoints.checkpoint; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

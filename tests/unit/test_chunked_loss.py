@@ -14,11 +14,12 @@ from peft import get_peft_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sft_toolkit import SFTTrainer, supervised
-from sft_toolkit.chunked_loss import chunk_rows, score_in_chunks
-from sft_toolkit.loss import score
-from sft_toolkit.objectives import dft, focal, label_smoothing
-from sft_toolkit.supervised import SupervisedForward, before_head, head_is_plain, head_of
+from sft_toolkit import SFTTrainer
+from sft_toolkit.loss import supervised
+from sft_toolkit.loss.chunked import chunk_rows, score_in_chunks
+from sft_toolkit.loss.objectives import dft, focal, label_smoothing
+from sft_toolkit.loss.reduction import score
+from sft_toolkit.loss.supervised import SupervisedForward, before_head, head_is_plain, head_of
 from tests.architectures import build, lora_on_the_head, with_biased_head
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training import largest_difference, logged, lora, rows_with_labels, sgd_arguments

@@ -148,7 +148,7 @@ def test_rows_that_are_all_dropped_stop_before_the_weights_of_a_named_model_are_
 ) -> None:
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    monkeypatch.setattr("sft_toolkit.model.load_model", lambda *a, **k: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr("sft_toolkit.model.loading.load_model", lambda *a, **k: pytest.fail("the weights were loaded"))
     args = sgd_arguments(tmp_path, max_length=12)
     with pytest.raises(DataError, match="train_dataset: no row is left to train on, 1 were read"):
         SFTTrainer(str(tmp_path / "model"), args, None, TEXT)

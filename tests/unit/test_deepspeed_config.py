@@ -11,7 +11,7 @@ import torch
 from transformers import TrainingArguments
 
 from sft_toolkit.args import DistributedArguments
-from sft_toolkit.deepspeed_config import (
+from sft_toolkit.engines.deepspeed_config import (
     build_deepspeed_config,
     check_client_optimizer,
     check_deepspeed_config,
@@ -204,7 +204,7 @@ def test_an_optimizer_that_offload_would_replace_by_adam_is_refused(optim: str, 
 
 def test_an_optimizer_object_that_offload_would_replace(caplog: pytest.LogCaptureFixture) -> None:
     weights, offload = [torch.nn.Parameter(torch.zeros(2))], build_deepspeed_config(2, "cpu")
-    with caplog.at_level("INFO", "sft_toolkit.deepspeed_config"):
+    with caplog.at_level("INFO", "sft_toolkit.engines.deepspeed_config"):
         check_client_optimizer(torch.optim.AdamW(weights, betas=(0.5, 0.9)), offload)
     assert caplog.messages == ["offload: AdamW runs as DeepSpeed's CPU version, with the same settings"]
     check_client_optimizer(torch.optim.SGD(weights), build_deepspeed_config(2))

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sft_toolkit.args import DistributedArguments
-from sft_toolkit.distributed import asked_strategy, check_launch, check_section, refuse_missing_device
-from sft_toolkit.engagement import Engagement, check_engaged, describe, engaged
-from sft_toolkit.engines import count_parameters, offload_of, strategy_of
+from sft_toolkit.engines.distributed import asked_strategy, check_launch, check_section, refuse_missing_device
+from sft_toolkit.engines.engagement import Engagement, check_engaged, describe, engaged
+from sft_toolkit.engines.wrapped import count_parameters, offload_of, strategy_of
 from sft_toolkit.errors import ConfigError
 
 TORCHRUN = {
@@ -201,9 +201,7 @@ def test_what_engaged_is_read_from_the_objects() -> None:
         args=SimpleNamespace(per_device_train_batch_size=3, gradient_accumulation_steps=2, world_size=1, n_gpu=0),
         accelerator=SimpleNamespace(device=torch.device("cpu"), mixed_precision="no"),
     )
-    assert engaged(trainer, {}) == Engagement(
-        "none", 1, 1, 1, "cpu", "fp32", 3, 2, 6, 20, 15, parameters_on_rank=20
-    )
+    assert engaged(trainer, {}) == Engagement("none", 1, 1, 1, "cpu", "fp32", 3, 2, 6, 20, 15, parameters_on_rank=20)
     trainer.accelerator.mixed_precision = "bf16"
     assert engaged(trainer, {}).precision == "bf16"
     model.to(torch.bfloat16)

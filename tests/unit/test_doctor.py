@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from sft_toolkit.cli import main
-from sft_toolkit.distributed import start_problems
 from sft_toolkit.doctor import packages
 from sft_toolkit.doctor.building import check_building
 from sft_toolkit.doctor.finding import Finding
 from sft_toolkit.doctor.machine import check_disks, check_limits
 from sft_toolkit.doctor.network import check_collective, check_network
-from sft_toolkit.files_of_system import file_system, is_shared
+from sft_toolkit.engines.distributed import start_problems
+from sft_toolkit.engines.files_of_system import file_system, is_shared
 from tests.distributed.launch import clean_environment
 
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from sft_toolkit.environment import Footprint, environment_kept, without_variable
+from sft_toolkit.engines.environment import Footprint, environment_kept, without_variable
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from sft_toolkit import ConfigError, LoraArguments, SFTTrainer
 from sft_toolkit.callbacks import UnfreezeCallback
-from sft_toolkit.freezing import train_only
+from sft_toolkit.model.freezing import train_only
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training import rows_with_labels, sgd_arguments
 
@@ -33,7 +33,7 @@ def changed(model: Any) -> list[str]:
 def test_only_what_a_pattern_names_is_trained_and_its_share_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "sft_toolkit.freezing"):
+    with caplog.at_level(logging.INFO, "sft_toolkit.model.freezing"):
         found = trainer(tmp_path, trainable=["*.layers.1.self_attn.[qv]_proj.weight", "lm_head*"])
     assert caplog.messages == ["trainable: 9,888 of 35,296 parameters (28.01 %)"]  # 32 x 32 + 16 x 32 + 261 x 32
     found.train()

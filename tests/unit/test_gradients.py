@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from sft_toolkit import ConfigError, SFTTrainer, load_config
-from sft_toolkit.gradient_transforms import ClipEach, Freeze, Noise
-from sft_toolkit.gradients import gradient_transform_of
 from sft_toolkit.registry import register
+from sft_toolkit.training.gradient_transforms import ClipEach, Freeze, Noise
+from sft_toolkit.training.gradients import gradient_transform_of
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training import largest_difference, logged, rows_with_labels, sgd_arguments, trained
 

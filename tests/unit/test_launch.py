@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from sft_toolkit.args import DistributedArguments
-from sft_toolkit.distributed import check_launch
+from sft_toolkit.engines.distributed import check_launch
+from sft_toolkit.engines.launch import Launch, read_launch
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.launch import Launch, read_launch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TORCHRUN = {
@@ -123,7 +123,8 @@ def test_more_or_fewer_processes_than_asked_for() -> None:
 
 def test_checking_a_start_imports_no_torch() -> None:
     code = (
-        "import sys; from sft_toolkit.args import DistributedArguments as D; from sft_toolkit.distributed import *\n"
+        "import sys; from sft_toolkit.args import DistributedArguments as D\n"
+        "from sft_toolkit.engines.distributed import check_launch\n"
         "check_launch(D(), {})\n"
         "print([name for name in ('torch', 'transformers', 'deepspeed', 'accelerate') if name in sys.modules])"
     )

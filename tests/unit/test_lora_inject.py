@@ -16,7 +16,7 @@ from sft_toolkit.args import LoraArguments
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.lora.config import to_peft
 from sft_toolkit.lora.inject import inject, trainable_share
-from sft_toolkit.model import align, new_token_ids
+from sft_toolkit.model.loading import align, new_token_ids
 from tests.tiny import tiny_model, tiny_tokenizer
 
 IDS = torch.arange(5, 45).view(2, 20)

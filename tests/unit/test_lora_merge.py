@@ -16,7 +16,7 @@ from sft_toolkit.errors import CheckpointError, ConfigError
 from sft_toolkit.lora import merge as merging
 from sft_toolkit.lora.inject import inject
 from sft_toolkit.lora.merge import merge, merge_live
-from sft_toolkit.model import align, new_token_ids
+from sft_toolkit.model.loading import align, new_token_ids
 from tests.tiny import CHATML, tiny_model, tiny_tokenizer
 from tests.unit.test_lora_inject import IDS, VARIANTS, difference, logits, train
 

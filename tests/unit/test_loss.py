@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sft_toolkit.loss import next_token_targets, projects_only_kept, router_loss, score, supervised_logits
+from sft_toolkit.loss.reduction import next_token_targets, projects_only_kept, router_loss, score, supervised_logits
 from tests.tiny import tiny_model
 
 

@@ -16,9 +16,9 @@ from transformers.trainer_utils import align_special_tokens
 
 from sft_toolkit.args import ModelArguments
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.gguf import forget_gguf, only_gguf
-from sft_toolkit.model import align, load_model, load_tokenizer, new_token_ids, table_rows, weights_dtype
-from sft_toolkit.model_source import source_of
+from sft_toolkit.model.gguf import forget_gguf, only_gguf
+from sft_toolkit.model.loading import align, load_model, load_tokenizer, new_token_ids, table_rows, weights_dtype
+from sft_toolkit.model.source import source_of
 from tests.tiny import CHATML, tiny_model, tiny_tokenizer
 
 
@@ -48,7 +48,7 @@ def test_missing_pad_becomes_the_end_token_and_is_said(folder: Path, caplog: pyt
     bare = tiny_tokenizer()
     bare.pad_token = None
     bare.save_pretrained(folder)
-    with caplog.at_level(logging.INFO, "sft_toolkit.model"):
+    with caplog.at_level(logging.INFO, "sft_toolkit.model.loading"):
         tokenizer = load_tokenizer(ModelArguments(name_or_path=str(folder)))
     assert tokenizer.pad_token_id == tokenizer.eos_token_id == 4
     assert caplog.messages == [
@@ -221,7 +221,7 @@ def test_bf16_checkpoint_is_trained_in_fp32_and_loaded_in_bf16_below_an_adapter(
 def test_quantisation_that_can_not_be_met_is_refused_before_the_weights_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sft_toolkit.model.find_spec", lambda name: None)
+    monkeypatch.setattr("sft_toolkit.model.loading.find_spec", lambda name: None)
     (folder / "model.safetensors").unlink()
     model = ModelArguments(name_or_path=str(folder), quantize="nf4")
     with pytest.raises(ConfigError) as caught:

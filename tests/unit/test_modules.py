@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from peft import LoraConfig, get_peft_model
 
-from sft_toolkit.modules import vocabulary_rows
+from sft_toolkit.model.modules import vocabulary_rows
 from tests.tiny import tiny_model
 
 

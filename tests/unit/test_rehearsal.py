@@ -25,7 +25,7 @@ from sft_toolkit.config import RunConfig
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.rehearsal import Rehearsal, rehearse
 from sft_toolkit.rehearsal.engine import resolved_settings
-from sft_toolkit.run_args import arguments_from, as_written
+from sft_toolkit.running.arguments import arguments_from, as_written
 from sft_toolkit.training_args import SFTArguments
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sft_toolkit.rotation import rotate
+from sft_toolkit.checkpoints.rotation import rotate
 from tests.unit.test_checkpoint import make
 
 
@@ -81,7 +81,7 @@ def test_one_that_can_not_be_deleted_does_not_end_the_run(
     def refuse(folder: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("sft_toolkit.rotation.remove", refuse)
+    monkeypatch.setattr("sft_toolkit.checkpoints.rotation.remove", refuse)
     rotate(tmp_path / "checkpoint-4", 1, None)
     assert caplog.messages == [f"{tmp_path / 'checkpoint-2'} can't be deleted: Permission denied"]
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4"]

@@ -19,7 +19,7 @@ from sft_toolkit import SFTArguments, load_config
 from sft_toolkit.args import DataArguments, DistributedArguments, SourceArguments
 from sft_toolkit.config import resolved_yaml
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.run_args import arguments_from, as_written
+from sft_toolkit.running.arguments import arguments_from, as_written
 from sft_toolkit.training_args import accumulation_steps
 
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")

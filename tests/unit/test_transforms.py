@@ -47,7 +47,7 @@ HERE = __name__
 
 
 def drawn(dataset: RowsDataset, index: int) -> int:
-    return dataset[index]["input_ids"][0]
+    return int(dataset[index]["input_ids"][0])
 
 
 def test_a_row_changes_with_its_epoch_and_repeats_within_it() -> None:

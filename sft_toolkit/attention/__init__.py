@@ -1,0 +1,1 @@
+"""Packed rows: each document sees itself only, without a dense mask."""

@@ -1,0 +1,1 @@
+"""Folders that hold a model: written whole or not at all, checked, chosen, rotated."""

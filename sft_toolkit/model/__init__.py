@@ -1,0 +1,1 @@
+"""The base model: where it is, how it is loaded, what lies inside its wrappers."""

@@ -1,0 +1,220 @@
+"""The data sets that a user hands to SFTTrainer -> what Trainer takes: text rows become tokens, tokens are checked."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
+
+from sft_toolkit.data.collate import PackedCollator, PaddedCollator
+from sft_toolkit.data.loading import for_evaluation, for_training, seed_of
+from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset, row_lengths
+from sft_toolkit.errors import ConfigError, DataError
+from sft_toolkit.model.modules import without_adapter
+from sft_toolkit.training_args import SFTArguments
+
+TRAIN, EVAL = "train_dataset", "eval_dataset"
+TOKEN_COLUMNS = frozenset({"input_ids", "labels", "attention_mask"})
+EXPECTED = "expected a datasets.Dataset, a list of rows ({'messages': [...]}, ...), or a map-style torch data set"
+
+
+def resolve_dataset(dataset: Any, args: Any, tokenizer: Any, name: str) -> Any:
+    """Text rows -> tokens; everything else is returned as it is.
+
+    Args:
+        dataset: HF data set, list of mappings or map-style data set; held-out sets may be a mapping {name: data set},
+            which is resolved per entry.
+        args: a plain `TrainingArguments` renders nothing; text rows are refused then, since no collator takes them.
+
+    Raises:
+        ConfigError: what was handed over is no data set, text rows without a tokenizer, or a stream of text rows.
+        DataError: no rows, or a row that can't be rendered or masked with proof, with its number.
+    """
+    if isinstance(dataset, Mapping):
+        if name == TRAIN:
+            raise ConfigError(f"{TRAIN} is {_called(dataset)} with the parts {', '.join(map(str, dataset))}: pass one")
+        return {key: resolve_dataset(part, args, tokenizer, f"{name}[{key!r}]") for key, part in dataset.items()}
+    if isinstance(dataset, str | PathLike):
+        raise ConfigError(
+            f"{name} is {_called(dataset)} ({str(dataset)!r}), {EXPECTED}. A file is read by `data.train` of a YAML "
+            f"or by datasets.load_dataset('json', data_files={str(dataset)!r}, split='train')"
+        )
+    if dataset is None or isinstance(dataset, RowsDataset | PackedDataset):
+        return dataset
+    first, columns = _first_row(dataset), columns_of(dataset)
+    if not isinstance(args, SFTArguments):
+        if "input_ids" not in columns and _is_text(first):
+            raise ConfigError(
+                f"{name} holds text rows ({', '.join(sorted(columns))}): render them with args=SFTArguments"
+            )
+        return dataset
+    if first is None and hasattr(dataset, "__len__"):
+        raise DataError(f"{name}: there are no rows")
+    if "input_ids" in columns:
+        return _arranged(dataset, args, name) if "labels" in columns else dataset
+    if not _is_text(first):
+        return dataset
+    return _tokenised(dataset, args, tokenizer, name, columns)
+
+
+def _tokenised(dataset: Any, args: SFTArguments, tokenizer: Any, name: str, columns: set[str]) -> Any:
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ConfigError(f"{name} holds text rows ({', '.join(sorted(columns))}): pass processing_class=tokenizer")
+    if not hasattr(dataset, "__len__"):
+        if name != TRAIN:
+            raise ConfigError(f"{name}: a stream of text rows; held-out rows are a data set that has an end")
+        from sft_toolkit.data.streaming import stream_iterable
+
+        return stream_iterable(dataset, args, tokenizer, name)
+    from sft_toolkit.data.prepare import tokenize_rows
+
+    tokens, _ = tokenize_rows(dataset, args, tokenizer, name)
+    return _as_batches(tokens, args, name)
+
+
+def _as_batches(tokens: Dataset, args: SFTArguments, name: str) -> RowsDataset | PackedDataset:
+    return for_training(tokens, args, seed_of(args)) if name == TRAIN else for_evaluation(tokens, args)
+
+
+def _arranged(dataset: Any, args: SFTArguments, name: str) -> Any:
+    """Token rows packed, or in the order that `sampler` names; left alone where neither is asked for."""
+    if not (args.packing or (name == TRAIN and (args.sampler is not None or args.transform is not None))):
+        return dataset
+    if not isinstance(dataset, Dataset):
+        dataset = Dataset.from_list([dataset[i] for i in range(len(dataset))])
+    if args.packing:
+        _check_packable(dataset, args, name)
+    return _as_batches(dataset, args, name)
+
+
+def _check_packable(dataset: Dataset, args: SFTArguments, name: str) -> None:
+    lengths = row_lengths(dataset)
+    longest = int(lengths.max(initial=0))
+    if not lengths.all():
+        raise DataError(f"{name}, row {int(lengths.argmin()) + 1}: input_ids is empty")
+    if longest > args.max_length:
+        raise ConfigError(
+            f"packing: the longest of the token rows has {longest} tokens, more than max_length {args.max_length}; "
+            "token rows are never cut: raise max_length or shorten them"
+        )
+    if "attention_mask" in dataset.column_names and any(0 in row for row in dataset["attention_mask"]):
+        raise ConfigError("packing: the token rows are padded already (attention_mask holds zeros); leave padding out")
+
+
+def check_all_ids(train_dataset: Any, eval_dataset: Any, model: Any, labels: bool) -> None:
+    """`check_ids` of the data sets that a trainer is built with, and that its loss can follow their weights."""
+    if not labels and getattr(train_dataset, "weighted", False):
+        raise ConfigError("compute_loss_func: the weights of messages can't reach it; take the weights or it out")
+    check_ids(train_dataset, model, TRAIN, labels)
+    check_ids(eval_dataset, model, EVAL, labels)
+
+
+def check_ids(dataset: Any, model: Any, name: str, labels: bool) -> None:
+    """Compare the ids of token rows with the model's embedding; a data set of the user's own class is not read.
+
+    Args:
+        labels: compare labels too, where the model predicts tokens from left to right.
+
+    Raises:
+        DataError: names the row.
+    """
+    if isinstance(dataset, Mapping):
+        for key, part in dataset.items():
+            check_ids(part, model, f"{name}[{key!r}]", labels)
+        return
+    if isinstance(dataset, RowsDataset | PackedDataset):
+        dataset = getattr(dataset, "tokens", None)  # a stream has read nothing yet
+    vocabulary = _embedding_rows(model)
+    is_readable = isinstance(dataset, list | tuple) or (
+        isinstance(dataset, Dataset) and dataset.format["type"] != "custom"
+    )
+    if vocabulary is None or not is_readable or "input_ids" not in columns_of(dataset):
+        return
+    from sft_toolkit.data.token_rows import check_token_rows
+
+    check_token_rows(dataset, vocabulary, name, labels and _predicts_tokens(model))
+
+
+def _embedding_rows(model: Any) -> int | None:
+    """Rows of the input embedding, also where ZeRO-3 has taken it apart; None for models without a plain one."""
+    base: Any = without_adapter(model)
+    try:
+        weight = base.get_input_embeddings().weight
+    except (AttributeError, NotImplementedError):
+        return None
+    shape = getattr(weight, "ds_shape", weight.shape)
+    return int(shape[0]) if len(shape) == 2 else None
+
+
+def _predicts_tokens(model: Any) -> bool:
+    base: Any = without_adapter(model)
+    config = getattr(base, "config", None)
+    is_seq2seq = getattr(config, "is_encoder_decoder", False)
+    head = getattr(base, "get_output_embeddings", None)
+    return not is_seq2seq and head is not None and head() is not None
+
+
+def collator_for(dataset: Any, tokenizer: Any) -> Any:
+    """The collator of our own layouts, or of plain token rows with labels; None leaves the choice to Trainer."""
+    if isinstance(dataset, PackedDataset):
+        return PackedCollator(dataset.weighted)
+    if isinstance(dataset, RowsDataset) or _is_token_rows(dataset):
+        pad = getattr(tokenizer, "pad_token_id", None)
+        # Without a tokenizer the pad id is never looked at: padding is masked and carries no label.
+        weighted = isinstance(dataset, RowsDataset) and dataset.weighted
+        return PaddedCollator(pad_token_id=0 if pad is None else pad, weighted=weighted)
+    return None
+
+
+def _is_token_rows(dataset: Any) -> bool:
+    """Rows of ids with a label for each: not the one class label of a classifier, nor anything beside text."""
+    if not {"input_ids", "labels"} <= columns_of(dataset) <= {*TOKEN_COLUMNS, "row", "source"}:
+        return False
+    first = dataset[0]
+    return hasattr(first["labels"], "__len__") and len(first["labels"]) == len(first["input_ids"])
+
+
+def columns_of(dataset: Any) -> set[str]:
+    """The columns of a data set, as far as they can be known without reading more than its first row."""
+    if dataset is None or isinstance(dataset, RowsDataset | PackedDataset):
+        return set()
+    if getattr(dataset, "column_names", None):
+        return set(dataset.column_names)
+    first = _first_row(dataset)
+    return {str(key) for key in first} if isinstance(first, Mapping) else set()
+
+
+def _first_row(dataset: Any) -> Any:
+    """None where there is none, or where reading it could use it up."""
+    if isinstance(dataset, IterableDataset):
+        return next(iter(dataset), None)
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset):
+        return dataset[0]
+    return None
+
+
+def _is_text(row: Any) -> bool:
+    """A row for `data.formats`, or what was meant as one: nothing but texts, turns and single numbers."""
+    if not isinstance(row, Mapping):
+        return isinstance(row, str)
+    values = [*row.values()]
+    return any(map(_says_something, values)) and all(_says_something(v) or _is_aside(v) for v in values)
+
+
+def _says_something(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and isinstance(value[0], str | Mapping | list)
+    return isinstance(value, str | Mapping)
+
+
+def _is_aside(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | datetime.date) or value == []
+
+
+def _called(value: Any) -> str:
+    kind = type(value).__name__
+    return "text" if isinstance(value, str) else f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
