@@ -1,6 +1,6 @@
 """Names that other toolkits give to our keys: TRL, axolotl, LLaMA-Factory, ms-swift, and what people type from habit.
 
-Read in the sources of the versions that the README names. Only names that no section here has.
+They are written from use, not checked against one release. Only names that no section here has.
 """
 
 from __future__ import annotations
