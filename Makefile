@@ -35,7 +35,7 @@ quickstart: $(MODEL)/COMPLETE  ## Fine-tune a real 135M model on the CPU and see
 	OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(BIN)/accelerate launch train.py --config configs/runs/quickstart.yaml
 
 test: install lint types ops  ## Run ruff, mypy and all tests.
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 torture: install  ## Kill trainings and fill disks at many more places than `make test` does (half an hour).
 	SFT_TORTURE=50 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q tests/faults

@@ -136,9 +136,9 @@ def activations(shape: ModelShape, setup: Setup) -> int:
 
 
 def _logits(shape: ModelShape, setup: Setup) -> int:
-    """A chunk of supervised tokens in fp32: logits, softmax, gradient; and the head's gradient (loss/chunked.py)."""
+    """A chunk of supervised tokens in fp32, whose logits become their own gradient; the head's gradient is apart."""
     tokens = setup.micro_batch * setup.max_length
-    size = 3 * 4 * min(setup.loss_chunk, tokens) * shape.vocabulary
+    size = 4 * min(setup.loss_chunk, tokens) * shape.vocabulary
     return size + (4 * shape.head_trained if tokens > setup.loss_chunk else 0)
 
 

@@ -206,7 +206,7 @@ class TestHub:
             RawRow("org/name", 1, {"tools": [{"a": "1"}], "text": "x"}),
             RawRow("org/name", 2, {"text": "2020-01-01"}),
         ]
-        assert asked == [(("org/name",), {"name": "main", "split": "test", "revision": "abc123"})]
+        assert asked == [(("org/name",), {"name": "main", "split": "test", "revision": "abc123", "streaming": False})]
 
     @pytest.mark.usefixtures("asked")
     def test_the_fingerprint_is_of_the_rows(self) -> None:

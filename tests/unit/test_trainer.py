@@ -158,7 +158,7 @@ def test_rows_of_an_update_are_named_for_a_diverging_loss(tmp_path: Path) -> Non
     rows = rows_with_labels(2, 5, 9, 3)
     trainer = SFTTrainer(
         tiny_model(),
-        sgd_arguments(tmp_path, max_steps=2, per_device_train_batch_size=2, learning_rate=float("inf")),
+        sgd_arguments(tmp_path, max_steps=2, per_device_train_batch_size=2, learning_rate=3e38),
         train_dataset=rows,
         processing_class=tiny_tokenizer(),
     )
