@@ -20,7 +20,7 @@ from sft_toolkit.errors import CheckpointError, ConfigError
 from sft_toolkit.hints import missing
 
 STATE = "trainer_state.json"
-CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")  # as Trainer writes it: checkpoint-01 is foreign
 logger = logging.getLogger(__name__)
 
 

@@ -151,6 +151,10 @@ NOT_HERE: dict[str, str] = {
     "stage": "this toolkit does supervised fine-tuning only",
     "export_dir": "the model is saved to training.output_dir/final",
     "lora_task_type": "it is CAUSAL_LM",
+    "task_type": "it is CAUSAL_LM",
+    "peft_type": "lora.variant names the kind of adapter; peft_config= in Python takes any",
+    "inference_mode": "an adapter that is trained is not in inference mode",
+    "base_model_name_or_path": "it is model.name_or_path",
     **dict.fromkeys(
         ("tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size", "tp_size", "tp"),
         "layers are not split across ranks here; weights that don't fit on one device are shared by strategy: zero3 "

@@ -55,6 +55,8 @@ def check_strategies(
     evaluates = training.get("eval_strategy", "epoch" if data.eval or data.val_split else "no")
     saves = training.get("save_strategy", "steps")
     schedule = training.get("lr_scheduler_type")
+    if training.get("eval_on_start") and not (data.eval or data.val_split):
+        findings.add("training.eval_on_start", "needs held-out rows (data.eval or data.val_split)")
     if evaluates == "no":
         if schedule in _NEED_EVALUATION:
             findings.add("training.lr_scheduler_type", f"{schedule} follows the evaluation loss; {_HOW_TO_EVALUATE}")
@@ -68,7 +70,8 @@ def check_strategies(
     if training.get("load_best_model_at_end") and saves != "best":
         _check_same_rhythm(evaluates, saves, training, findings)
     scores = evaluation.metrics if evaluation.generate and evaluation.while_training else []
-    if all(callback.name in BUILT_IN["callback"] for callback in callbacks):  # others may report what they like
+    # Others than ours and those of transformers may report what they like.
+    if all(c.name in BUILT_IN["callback"] or c.name.startswith("transformers.") for c in callbacks):
         _check_metric(data, training, scores, findings)
     _check_steps(evaluates, saves, training, findings)
 

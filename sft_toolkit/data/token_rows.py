@@ -14,6 +14,7 @@ from sft_toolkit.data.conversation import IGNORED
 from sft_toolkit.errors import DataError
 
 _BATCH_ROWS = 10_000
+BESIDE = ("attention_mask", "loss_weights")
 
 
 def check_token_rows(rows: Dataset | Sequence[Mapping[str, Any]], vocabulary: int, name: str, labels: bool) -> None:
@@ -22,7 +23,8 @@ def check_token_rows(rows: Dataset | Sequence[Mapping[str, Any]], vocabulary: in
     Args:
         rows: with `input_ids` (L,); 2-dimensional ones are compared with the vocabulary alone.
         name: what messages call these rows.
-        labels: also compare `labels`: one per token, each -100 or an id.
+        labels: also compare `labels`, one per token, each -100 or an id, and `attention_mask` and `loss_weights`, one
+            per token.
 
     Raises:
         DataError: names the row, counted from 1.
@@ -42,6 +44,9 @@ def _problem(row: Mapping[str, Any], vocabulary: int, labels: bool) -> str | Non
         return f"input_ids holds {bad}; the model has the ids 0 to {vocabulary - 1}"
     if not labels or row.get("labels") is None or ids.ndim != 1:
         return None
+    for column in BESIDE:
+        if row.get(column) is not None and np.asarray(row[column]).shape != ids.shape:
+            return f"input_ids has {len(ids)} tokens, {column} has {np.asarray(row[column]).size}"
     targets = np.asarray(row["labels"])
     if targets.shape != ids.shape:
         return f"input_ids has {len(ids)} tokens, labels has {targets.size}"
@@ -65,11 +70,20 @@ def _suspects(
         yield from enumerate(rows, 1)
         return
     columns = ["input_ids", *(["labels"] if labels and "labels" in rows.column_names else [])]
-    number = 1
-    for table in rows.select_columns(columns).with_format("arrow").iter(batch_size=_BATCH_ROWS):
-        if not _is_right(table, vocabulary):
+    beside = [column for column in BESIDE if labels and column in rows.column_names]
+    number, read = 1, columns
+    for table in rows.select_columns([*columns, *beside]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        if not _is_right(table.select(read), vocabulary) or not _are_as_long(table):
             yield from enumerate(table.to_pylist(), number)
         number += table.num_rows
+
+
+def _are_as_long(table: pa.Table) -> bool:
+    """Whether every list of a row has as many items as its first."""
+    lengths = pc.list_value_length(table.column(0))
+    return all(
+        pa.types.is_list(column.type) and pc.list_value_length(column).equals(lengths) for column in table.columns
+    )
 
 
 def _is_right(table: pa.Table, vocabulary: int) -> bool:

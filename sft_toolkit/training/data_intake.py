@@ -81,8 +81,9 @@ def _as_batches(tokens: Dataset, args: SFTArguments, name: str) -> RowsDataset |
 
 
 def _arranged(dataset: Any, args: SFTArguments, name: str) -> Any:
-    """Token rows packed, or in the order that `sampler` names; left alone where neither is asked for."""
-    if not (args.packing or (name == TRAIN and (args.sampler is not None or args.transform is not None))):
+    """Token rows packed, weighted, or in the order that `sampler` names; else as they are."""
+    ordered = name == TRAIN and (args.sampler is not None or args.transform is not None)
+    if not (args.packing or ordered or "loss_weights" in columns_of(dataset)):
         return dataset
     if not isinstance(dataset, Dataset):
         dataset = Dataset.from_list([dataset[i] for i in range(len(dataset))])

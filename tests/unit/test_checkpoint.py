@@ -177,7 +177,7 @@ def test_deepspeed_keeps_its_state_in_a_folder_of_its_own(tmp_path: Path) -> Non
 def test_checkpoints_go_by_number_and_foreign_folders_do_not_count(tmp_path: Path) -> None:
     for step in (9, 100, 20):
         make(tmp_path, step)
-    for foreign in ("checkpoint-best", "checkpoint-100-old", "final"):
+    for foreign in ("checkpoint-best", "checkpoint-100-old", "checkpoint-0100", "final"):
         (tmp_path / foreign).mkdir()
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-100", "checkpoint-20", "checkpoint-9"]
 

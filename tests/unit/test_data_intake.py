@@ -152,3 +152,24 @@ def test_rows_that_are_all_dropped_stop_before_the_weights_of_a_named_model_are_
     args = sgd_arguments(tmp_path, max_length=12)
     with pytest.raises(DataError, match="train_dataset: no row is left to train on, 1 were read"):
         SFTTrainer(str(tmp_path / "model"), args, None, TEXT)
+
+
+@pytest.mark.parametrize("column", ["loss_weights", "attention_mask"])
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_a_column_beside_the_tokens_has_one_value_for_each(tmp_path: Path, column: str, as_dataset: bool) -> None:
+    rows: Any = [{**token_row([5, 6]), column: [1, 1]}, {**token_row([5, 6, 7]), column: [1]}]
+    rows = Dataset.from_list(rows) if as_dataset else rows
+    message = f"train_dataset, row 2: input_ids has 3 tokens, {column} has 1"
+    assert refused(DataError, tmp_path, rows) == message
+
+
+def test_weights_of_token_rows_count(tmp_path: Path) -> None:
+    ids = [5, 6, 7, 8]
+    weighted = [{**token_row(ids), "loss_weights": [1.0, 1.0, 0.0, 1.0]}]
+    masked = [token_row(ids, [5, 6, -100, 8])]
+    losses = []
+    for i, rows in enumerate((weighted, masked)):
+        trainer = built(tmp_path / str(i), rows, max_steps=1)
+        trainer.train()
+        losses.append(trainer.state.log_history[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
