@@ -6,12 +6,10 @@ is generated from it. Values are checked by `config.py` (from YAML) and when a s
 
 from __future__ import annotations
 
-from collections.abc import KeysView
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from sft_toolkit.errors import ConfigError
-from sft_toolkit.limits import problems_in
+from sft_toolkit.knobs import Checked, knob
 
 if TYPE_CHECKING:
     from sft_toolkit.training_args import SFTArguments as SFTArguments
@@ -27,38 +25,6 @@ Named = dict[str, Any] | str | None
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Strategy = Literal["auto", "none", "ddp", "zero1", "zero2", "zero3", "fsdp"]
 Offload = Literal[False, "cpu", "nvme"]
-
-
-class Documentation(dict[str, Any]):
-    """Metadata of a field: limits are found by name, but only the help is listed.
-
-    HfArgumentParser hands every listed entry to argparse, which knows no limits.
-    """
-
-    def keys(self) -> KeysView[str]:  # type: ignore[override]
-        """The entries that argparse understands."""
-        return {"help": self["help"]}.keys()
-
-
-def knob(default: Any, help: str, **limits: Any) -> Any:
-    """A dataclass field with its documentation and limits in the metadata.
-
-    Limits are `minimum` and `maximum`, both inclusive; `below`, exclusive; `required`; and `kind`: the value is a name
-    known to `registry` under that kind, so a registered name or a dotted path stands beside the choices of the type.
-    """
-    metadata = Documentation(help=help, **limits)
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-class Checked:
-    """Refuses values of a wrong type or outside their limits when it is made; only then, so that a field may be set."""
-
-    def __post_init__(self) -> None:
-        problems = problems_in(self)
-        if problems:
-            raise ConfigError([f"{type(self).__name__}.{problem}" for problem in problems])
 
 
 @dataclass

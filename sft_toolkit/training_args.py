@@ -16,16 +16,12 @@ import torch
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from sft_toolkit.args import (
-    TRAINING_LIMITS,
-    PreparationArguments,
-    TrainingExtras,
-    knob,
-)
+from sft_toolkit.args import TRAINING_LIMITS, PreparationArguments, TrainingExtras
 from sft_toolkit.engines.deepspeed_config import settings_of
 from sft_toolkit.engines.distributed import join_after_restart, start_process_group
 from sft_toolkit.engines.environment import environment_kept, without_variable
 from sft_toolkit.errors import ConfigError
+from sft_toolkit.knobs import knob
 from sft_toolkit.limits import beyond, problems_in
 from sft_toolkit.precision import Choice, choose, current_device
 

@@ -63,7 +63,7 @@ _BUILTINS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a section: its type as a `typing` hint and its limits (see `args.knob`)."""
+    """One key of a section: its type as a `typing` hint and its limits (see `knobs.knob`)."""
 
     hint: Any
     limits: Mapping[str, Any] = field(default_factory=dict)
