@@ -213,7 +213,14 @@ class TrainingExtras:
     on_nonfinite: Literal["stop", "skip"] = knob(
         "stop", "skip leaves out updates whose gradient is NaN or infinite (not under DeepSpeed or FSDP)."
     )
-    save_on_error: bool = knob(True, "Save the last whole update when an error ends the training (one process only).")
+    save_on_error: bool = knob(
+        True, "Save the last whole update when an error ends the training: in one process, or of all ranks under DDP."
+    )
+    async_save: bool = knob(
+        False,
+        "Write checkpoints in a thread while training goes on; takes their size in host memory. Not under DeepSpeed, "
+        "FSDP and tensor parallelism.",
+    )
     stop_after_nonfinite: int = knob(
         3, "Stop after this many consecutive updates with a NaN or infinite loss or gradient.", minimum=1
     )

@@ -211,7 +211,11 @@ def build_model(config: RunConfig, args: SFTArguments, tokenizer: Any, prepared:
 
 def fit(config: RunConfig, trainer: SFTTrainer, callbacks: RunCallbacks, checkpoint: Path | None) -> RunResult:
     """Train, save what was learned, check that it can be loaded."""
+    from sft_toolkit.training.saving_space import weight_bytes, whole_model_bytes
+
     result = RunResult(Path(config.training["output_dir"]), trainer=trainer)
+    merged_too = config.lora is not None and config.lora.save_merged
+    trainer.written_at_end = weight_bytes(trainer) + (whole_model_bytes(trainer) if merged_too else 0)
     with callbacks.recording_failures():
         with phase("training"):
             output = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

@@ -62,10 +62,16 @@ class EmaCallback(TrainerCallback):
         for name, parameter in self._weights.items():
             self.averages[name].lerp_(parameter.detach().float(), 1 - decay)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        folder = in_output_dir(args, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-        if state.is_world_process_zero and folder.is_dir():
+    def add_to_checkpoint(self, folder: Path, args: TrainingArguments, state: TrainerState) -> None:
+        """Write the averages into a checkpoint that is being written (SFTTrainer asks)."""
+        if state.is_world_process_zero:
             save_file({name: t.cpu().contiguous() for name, t in self.averages.items()}, folder / FILE_NAME)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # A stock Trainer asks for nothing before its checkpoint is written.
+        folder = in_output_dir(args, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        if folder.is_dir() and not (folder / FILE_NAME).exists():
+            self.add_to_checkpoint(folder, args, state)
 
     @torch.no_grad()
     def on_train_end(

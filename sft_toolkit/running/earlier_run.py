@@ -38,6 +38,7 @@ ON_THE_WAY = (
     "training.logging_",
     "training.eval_",
     "training.save_",
+    "training.async_save",
     "training.metric_for_best_model",
     "training.greater_is_better",
     "training.per_device_eval_batch_size",

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from sft_toolkit.checkpoints.disk import free_bytes, in_words
 from sft_toolkit.checkpoints.durable import clear_staging
 from sft_toolkit.checkpoints.finite import gradients_are_finite
+from sft_toolkit.training.saving_space import room_or_refusal
 
 if TYPE_CHECKING:
     from sft_toolkit.training.saving import SavingTrainer
@@ -58,21 +58,18 @@ class SavingChores(TrainerCallback):
         self._random: RandomState | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What a killed process left unfinished goes; a disk that is too small is told of at once.
+        """What a killed process left unfinished goes; a disk that is too small is told of at once, on all ranks.
 
         Trainer saves, logs and evaluates in the rhythm of the checkpoint, whatever the arguments say now.
         """
         self._updating_from, self._random = None, None
         state.compute_steps(args, state.max_steps)
-        output_dir, needed = Path(args.output_dir), self.trainer.checkpoint_bytes()
-        if not state.is_world_process_zero:
-            return
-        clear_staging(output_dir, everything=True)
-        free = free_bytes(output_dir)
-        if args.save_strategy != "no" and free is not None and free < needed:
-            logger.warning(
-                "a checkpoint takes about %s, and '%s' has %s free", in_words(needed), output_dir, in_words(free)
-            )
+        self.trainer.prepare_for_errors()
+        if state.is_world_process_zero:
+            clear_staging(Path(args.output_dir), everything=True)
+        warning = room_or_refusal(self.trainer, self.trainer.written_at_end)
+        if warning and state.is_world_process_zero:
+            logger.warning("%s", warning)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From here until the step is counted, weights, optimizer and schedule belong to two updates."""
@@ -84,7 +81,8 @@ class SavingChores(TrainerCallback):
                 logger.warning("update %d is left out: its gradient is not finite", state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The random numbers that the next update begins with."""
+        """The random numbers that the next update begins with; what a thread failed to write meanwhile is an error."""
+        self.trainer.look_behind()
         if self.trainer.saves_on_error:
             self._random = RandomState.at(state.global_step)
 

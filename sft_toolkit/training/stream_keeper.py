@@ -46,13 +46,12 @@ class StreamKeeper(TrainerCallback):
             raise CheckpointError(f"{file}: the stream was read by {ranks} processes, not {args.world_size}")
         self.dataset.stream.go_to(Place(**position))
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write down where this rank is."""
+    def add_to_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
+        """Write down where this rank is, into a checkpoint that is being written."""
         items = args.per_device_train_batch_size * args.gradient_accumulation_steps
         position = self.dataset.position(state.global_step, items)
-        file = _file(args, state.global_step)
-        if file.parent.is_dir():
-            file.write_text(json.dumps(position, ensure_ascii=False), encoding="utf-8")
+        file = folder / _name(args)
+        file.write_text(json.dumps(position, ensure_ascii=False), encoding="utf-8")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add up the counts of all ranks for the console and `data_report.json`."""
@@ -69,7 +68,11 @@ class StreamKeeper(TrainerCallback):
 
 
 def _file(args: Any, step: int) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{step}" / f"stream-{args.process_index}.json"
+    return Path(args.output_dir) / f"checkpoint-{step}" / _name(args)
+
+
+def _name(args: Any) -> str:
+    return f"stream-{args.process_index}.json"
 
 
 def keepers_of(dataset: Any) -> list[TrainerCallback]:

@@ -4,7 +4,8 @@
 
 Every training runs in a fork of this process, which has imported everything: a kill costs a second. Half of the moments
 are times; the other half are file operations (open for writing, mkdir, rename, delete) below the output folder, counted
-by an audit hook, so that saves are hit between any two of them. Prints its counts as JSON.
+by an audit hook, so that saves are hit between any two of them. Half of each write their checkpoints in a thread.
+Prints its counts as JSON.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ def main() -> None:
     config = configuration(folder)
     seconds, operations = undisturbed(config, folder)
     whole_weights, whole_losses = weights(folder / "whole"), losses(folder / "whole")
-    counts = {"killed": 0, "inside a save": 0, "equal": 0, "seconds": round(seconds, 2), "operations": operations}
+    counts = {"killed": 0, "inside a save": 0, "inside one in a thread": 0, "equal": 0}
+    counts |= {"milliseconds": round(1000 * seconds), "operations": operations}
     for moment in range(options.moments):
         out = folder / "killed"
         shutil.rmtree(out, ignore_errors=True)
@@ -158,9 +160,13 @@ def main() -> None:
             if moment % 2
             else partial(killed_after, chance.uniform(0.05, 1.0) * seconds)
         )
-        counts["killed"] += forked(partial(victim, strike, config, out), folder / "log") != 0
-        counts["inside a save"] += (out / "_unfinished").exists()
-        ended = forked(partial(run, config, [f"training.output_dir={out}"]), folder / "log")
+        behind = bool((moment + 1) // 2 % 2)
+        overrides = [f"training.output_dir={out}", f"training.async_save={str(behind).lower()}"]
+        counts["killed"] += forked(partial(victim, strike, config, overrides), folder / "log") != 0
+        is_inside = (out / "_unfinished").exists()
+        counts["inside a save"] += is_inside
+        counts["inside one in a thread"] += is_inside and behind
+        ended = forked(partial(run, config, overrides), folder / "log")
         assert ended == 0, (folder / "log").read_text()
         assert not (out / "_unfinished").exists()
         assert weights(out) == whole_weights, f"moment {moment}: {strike}"
@@ -169,10 +175,10 @@ def main() -> None:
     sys.stdout.write(json.dumps(counts) + "\n")
 
 
-def victim(strike: Callable[[], object], config: Path, out: Path) -> None:
+def victim(strike: Callable[[], object], config: Path, overrides: list[str]) -> None:
     """A run that ends before its time."""
     strike()
-    run(config, [f"training.output_dir={out}"])
+    run(config, overrides)
 
 
 if __name__ == "__main__":

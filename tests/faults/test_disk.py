@@ -6,7 +6,8 @@ import errno
 import os
 import resource
 import subprocess
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ import pytest
 from sft_toolkit import CheckpointError, SFTTrainer
 from sft_toolkit.checkpoints.checkpoint import newest_good
 from sft_toolkit.checkpoints.disk import in_words, trouble
+from sft_toolkit.training.saving_space import Room, room_for
 from tests.e2e.workshop import Workshop
 from tests.resume.test_saving import names, trainer
 
@@ -64,30 +66,88 @@ def test_wherever_a_file_can_not_be_written_the_older_checkpoint_stays(
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounting needs root")
-@pytest.mark.parametrize("size", [300, 700])
-def test_a_full_disk_is_told_with_the_space_it_needs(workshop: Workshop, size: int) -> None:
-    workshop.out.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", workshop.out], check=False)
-    if mounted.returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
+def test_a_full_disk_is_told_with_the_space_it_needs(workshop: Workshop) -> None:
+    with disk_of(700, workshop):
         del workshop.config["lora"]
-        workshop.config["training"]["output_dir"] = str(workshop.out / "run")
-        workshop.out = workshop.out / "run"
         outcome = workshop.run("train")
-        failed_at = 4 if size == 700 else 2
         assert outcome.code == 1
-        assert f"'{workshop.out / f'checkpoint-{failed_at}'}' could not be written: {NO_SPACE}. It needs about 4" in (
+        assert (
+            "free, and the run takes up to 988 kB: a checkpoint takes about 424 kB, what is written at the end about "
+            "141 kB, and all 2 of them are kept (training.save_total_limit keeps fewer)"
+        ) in outcome.err
+        assert f"'{workshop.out / 'checkpoint-4'}' could not be written: {NO_SPACE}. It needs about 424 kB, and " in (
             outcome.err
         )
         assert "kB are free there without it" in outcome.err
         assert "Traceback" not in outcome.err
-        checkpoints = [name for name in names(workshop.out) if name.startswith(("checkpoint", "_"))]
-        assert checkpoints == (["checkpoint-2"] if failed_at == 4 else [])
+        assert [name for name in names(workshop.out) if name.startswith(("checkpoint", "_"))] == ["checkpoint-2"]
         assert workshop.json("run.json")["exit_state"] == "failed"
         assert "could not be written" in workshop.json("run.json")["error"]
+
+
+def test_a_disk_that_can_not_hold_the_run_is_refused_before_the_first_step(workshop: Workshop) -> None:
+    with disk_of(300, workshop):
+        del workshop.config["lora"]
+        outcome = workshop.run("train")
+        assert outcome.code == 2
+        assert (
+            "a checkpoint takes about 424 kB, what is written at the end about 141 kB: the run could not be saved; "
+            "make room there, or choose an output_dir on another disk"
+        ) in outcome.err
+        assert not (workshop.out / "metrics.jsonl").read_bytes()
+
+
+@contextmanager
+def disk_of(size: int, workshop: Workshop) -> Iterator[None]:
+    """A small disk of so many kB, with the output folder on it."""
+    if os.name != "posix" or os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    disk = workshop.out
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=False)
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    workshop.out = disk / "run"
+    workshop.config["training"]["output_dir"] = str(workshop.out)
+    try:
+        yield
     finally:
-        subprocess.run(["umount", "-l", workshop.folder / "out"], check=True)
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    ("room", "more", "whole", "least"),
+    [
+        (Room(10, 3, held=0, to_come=4, limit=None), 4, 43, 13),
+        (Room(10, 3, held=0, to_come=4, limit=2), 3, 30, 13),  # a third one before the first goes
+        (Room(10, 15, held=0, to_come=4, limit=2), 3, 35, 25),
+        (Room(10, 3, held=2, to_come=4, limit=2), 1, 10, 10),  # they are there already: the new one takes their place
+        (Room(10, 3, held=1, to_come=1, limit=2), 1, 13, 13),
+        (Room(10, 3, held=5, to_come=0, limit=2), 0, 3, 3),
+    ],
+)
+def test_room_for_a_run(room: Room, more: int, whole: int, least: int) -> None:
+    assert (room.more, room.whole, room.least) == (more, whole, least)
+
+
+def test_the_size_of_a_checkpoint_is_told_before_there_is_one(tmp_path: Path) -> None:
+    for optim, moments in (("adamw_torch", 2), ("sgd", 0)):
+        built = trainer(tmp_path / optim, optim=optim, max_steps=5, save_steps=2)
+        built.train()
+        built.optimizer.state.clear()
+        built.state.global_step = 1
+        weights = 4 * 35_296
+        assert room_for(built, 7) == Room((1 + moments) * weights, 7, held=3, to_come=3, limit=None)
+
+
+def test_before_each_save_the_disk_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([500_000, 400_000])  # at the start, and before the save
+    monkeypatch.setattr("sft_toolkit.training.saving_space.free_bytes", lambda _: next(free))
+    with pytest.raises(CheckpointError, match=f"checkpoint-1' could not be written: {NO_SPACE}"):
+        trainer(tmp_path, max_steps=1).train()
+    assert names(tmp_path) == []
+    monkeypatch.setattr("sft_toolkit.training.saving_space.free_bytes", lambda _: None)  # nobody knows
+    trainer(tmp_path, max_steps=1).train()
 
 
 def test_what_is_written_at_the_end_is_whole_or_not_there(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +159,7 @@ def test_what_is_written_at_the_end_is_whole_or_not_there(workshop: Workshop, mo
         raise OSError(errno.ENOSPC, NO_SPACE)
 
     monkeypatch.setattr(
-        "sft_toolkit.training.saving.check_saved", lambda folder: full() if folder.name == "final" else None
+        "sft_toolkit.training.saving_writer.check_saved", lambda folder: full() if folder.name == "final" else None
     )
     outcome = workshop.run("train", "training.output_dir=" + str(workshop.folder / "other"))
     assert outcome.code == 1
