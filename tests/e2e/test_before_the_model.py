@@ -18,7 +18,9 @@ def not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the run went on to its data")
 
-    monkeypatch.setattr("sft_toolkit.assemble.prepare_data", reached)
+    # `commands` holds the function by its own name; imported under the patch it would keep the stand-in for ever.
+    for module in ("commands", "assemble"):
+        monkeypatch.setattr(f"sft_toolkit.{module}.prepare_data", reached)
 
 
 def refused(workshop: Workshop, *overrides: str) -> list[str]:
