@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SHOWN_CHOICES = 12
+LISTS: tuple[Any, ...] = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
 
 
 def members(hint: Any) -> tuple[Any, ...]:
@@ -55,11 +57,13 @@ def _in_words(hint: Any) -> str:
         more = len(names) - _SHOWN_CHOICES
         listed = ", ".join(names[:_SHOWN_CHOICES]) + (f" and {more} more" if more > 0 else "")
         return listed if len(names) == 1 else f"one of {listed}"
-    if get_origin(hint) is list or hint is list:
+    if (get_origin(hint) or hint) in LISTS:
         inner = get_args(hint)
         return f"a list of {_plural(inner[0])}" if inner and inner[0] is not Any else "a list"
     if get_origin(hint) is dict or hint is dict:
         return "a mapping"
+    if isinstance(hint, type) and issubclass(hint, PathLike):
+        return "a path"
     return words.get(hint, "a mapping")
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
+from sft_toolkit.options import option_problems
 
 Registered = TypeVar("Registered")
 
@@ -186,40 +187,33 @@ def _by_place(thing: Callable[..., Any], places: int) -> list[str]:
         return []
 
 
+def takes_keywords(kind: str, name: str, thing: Callable[..., Any], keywords: Collection[str]) -> None:
+    """Raise ConfigError for a thing that can't be called with these keywords and nothing else."""
+    problem = _why_not(thing, (), keywords)
+    if problem:
+        raise ConfigError(f"{kind} '{name}': it is called with {' and '.join(keywords)}, but: {problem}")
+
+
 def _takes(kind: str, name: str, thing: Any, places: int) -> Any:
     """The thing, if it can be called with so many arguments."""
     if not callable(thing):
         raise ConfigError(f"{kind} '{name}': {thing!r} can't be called; expected a function or a class that makes one")
-    try:
-        inspect.signature(thing).bind(*[None] * places)
-    except TypeError as error:
-        raise ConfigError(f"{kind} '{name}': it is called with {places} arguments, but: {error}") from error
-    except ValueError:
-        pass
+    problem = _why_not(thing, [None] * places)
+    if problem:
+        counted = "1 argument" if places == 1 else f"{places} arguments"
+        raise ConfigError(f"{kind} '{name}': it is called with {counted}, but: {problem}")
     return thing
 
 
-def option_problems(thing: Callable[..., Any], options: Mapping[str, Any], given: Collection[str] = ()) -> list[str]:
-    """Options that a class or function does not take, or that it misses.
-
-    Args:
-        given: parameters that the caller fills in itself.
-    """
+def _why_not(thing: Callable[..., Any], places: Collection[None], keywords: Collection[str] = ()) -> str | None:
+    """Why a thing can't be called so; None where it can, or has no signature, as some functions written in C."""
     try:
-        parameters = inspect.signature(thing).parameters.values()
-    except ValueError:  # some types written in C have none
-        return []
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in given]
-    accepted = [p.name for p in named]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    listed = f"accepted: {', '.join(accepted)}" if accepted else "it takes no options"
-    problems = [
-        f"unknown option '{option}'{did_you_mean(option, accepted)} ({listed})"
-        for option in options
-        if option not in accepted and not takes_any
-    ]
-    required = [p.name for p in named if p.default is p.empty]
-    return problems + [f"missing option '{option}' ({listed})" for option in required if option not in options]
+        inspect.signature(thing).bind(*places, **dict.fromkeys(keywords))
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return None
 
 
 def _check_kind(kind: str) -> None:

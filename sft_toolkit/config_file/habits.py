@@ -150,11 +150,13 @@ NOT_HERE: dict[str, str] = {
     "tokenizer_type": "the class is read from the tokenizer's own configuration",
     "stage": "this toolkit does supervised fine-tuning only",
     "export_dir": "the model is saved to training.output_dir/final",
-    "lora_task_type": "it is CAUSAL_LM",
-    "task_type": "it is CAUSAL_LM",
-    "peft_type": "lora.variant names the kind of adapter; peft_config= in Python takes any",
-    "inference_mode": "an adapter that is trained is not in inference mode",
-    "base_model_name_or_path": "it is model.name_or_path",
+    "lora_task_type": "the toolkit sets it: CAUSAL_LM",
+    "task_type": "the toolkit sets it: CAUSAL_LM",
+    "peft_type": "the toolkit sets it: LORA (lora.variant names its kind; peft_config= in Python takes any adapter)",
+    "inference_mode": "the toolkit sets it: false, as the adapter is trained",
+    "base_model_name_or_path": "the toolkit sets it from model.name_or_path",
+    "auto_mapping": "peft sets it",
+    "peft_version": "peft sets it",
     **dict.fromkeys(
         ("tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size", "tp_size", "tp"),
         "layers are not split across ranks here; weights that don't fit on one device are shared by strategy: zero3 "

@@ -37,6 +37,16 @@ SECTION_CLASSES: dict[str, type] = {
 SECTIONS = ["model", "data", "lora", "training", "distributed", "callbacks", "evaluation"]
 # The names of peft for three of our fields; both spellings are read.
 LORA_ALIASES = {"lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets"}
+# What the toolkit itself writes into an adapter's configuration: the same value is no mistake, as it stands in every
+# snippet and in every adapter_config.json; another one is refused (see `habits.NOT_HERE`).
+SET_BY_US: dict[str, tuple[Any, ...]] = {
+    "task_type": ("CAUSAL_LM", None),
+    "peft_type": ("LORA", None),
+    "inference_mode": (False,),
+    "base_model_name_or_path": (None,),
+    "auto_mapping": (None,),
+    "peft_version": (None,),
+}
 # Where upstream's annotation is not what it takes: `fsdp: true` is the way to ask for it since transformers 5, and a
 # wrong log level is a KeyError deep inside Trainer.
 _CORRECTED: dict[str, Any] = {
@@ -45,6 +55,9 @@ _CORRECTED: dict[str, Any] = {
     "gradient_checkpointing_kwargs": dict[str, Any] | None,
     "lr_scheduler_kwargs": dict[str, Any] | None,
     "fsdp": bool | str | None,
+    "alpha_pattern": dict[str, float] | None,
+    "rank_pattern": dict[str, int] | None,
+    "layer_replication": list[list[int]] | None,
     "log_level": Literal["detail", "debug", "info", "warning", "error", "critical", "passive"],
     "log_level_replica": Literal["detail", "debug", "info", "warning", "error", "critical", "passive"],
 }
@@ -89,7 +102,7 @@ def section_keys(section: str) -> Mapping[str, Key]:
         del own["extra"]
         aliases = {theirs: own[ours] for theirs, ours in LORA_ALIASES.items()}
         upstream = _source_fields("peft", "tuners/lora/config.py", "LoraConfig")
-        return {**{name: Key(hint) for name, hint in upstream.items()}, **aliases, **own}
+        return {**{name: Key(_CORRECTED.get(name, hint)) for name, hint in upstream.items()}, **aliases, **own}
     return keys_of(SECTION_CLASSES[section]) if section in SECTION_CLASSES else {}
 
 

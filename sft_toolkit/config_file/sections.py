@@ -16,7 +16,7 @@ from sft_toolkit.args import (
 )
 from sft_toolkit.config_file.findings import Findings
 from sft_toolkit.config_file.names import explain_unknown
-from sft_toolkit.config_file.schema import LORA_ALIASES, SECTIONS, Key, keys_of, section_keys
+from sft_toolkit.config_file.schema import LORA_ALIASES, SECTIONS, SET_BY_US, Key, keys_of, section_keys
 from sft_toolkit.config_file.tree import is_null, shown
 from sft_toolkit.config_file.values import Refused, read_value, untyped
 from sft_toolkit.hints import did_you_mean
@@ -41,7 +41,9 @@ def split_sections(tree: yaml.MappingNode, findings: Findings) -> dict[str, yaml
 
 def _refuse_unknown_keys(node: yaml.Node, section: str, findings: Findings) -> None:
     if isinstance(node, yaml.MappingNode):
-        for name, _ in node.value:
+        for name, value in node.value:
+            if section == "lora" and untyped(value) in SET_BY_US.get(name.value, ()):
+                continue
             if name.value not in section_keys(section):
                 findings.add(f"{section}.{name.value}", explain_unknown(section, name.value), name)
     elif not is_null(node):

@@ -14,7 +14,7 @@ from sft_toolkit.data.facts import Floats, Ints, RowFacts
 from sft_toolkit.data.sampler import permutation, random_bits
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
-from sft_toolkit.registry import build, lookup
+from sft_toolkit.registry import bound, build
 
 BANDS = 16
 """Packed, a curriculum fills its bins from this many bands of difficulty, each by itself."""
@@ -117,7 +117,9 @@ class Curriculum(Ordering):
         if pacing not in ("linear", "sqrt"):
             raise ValueError(f"unknown pacing '{pacing}'{did_you_mean(pacing, ['linear', 'sqrt'])} (linear or sqrt)")
         self.by, self.steps, self.start, self.pacing, self.reverse = by, steps, start, pacing, reverse
-        self.score: Callable[[Mapping[str, Any]], float] | None = None if score is None else lookup("sampler", score)
+        self.score: Callable[[Mapping[str, Any]], float] | None = (
+            None if score is None else bound("sampler", score, places=1)
+        )
         self._ranking: tuple[RowFacts, Ints] | None = None
 
     def order(self, facts: RowFacts, seed: int, epoch: int) -> Sequence[int]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sft_toolkit.args import Named
-from sft_toolkit.errors import ConfigError
-from sft_toolkit.registry import build, lookup
+from sft_toolkit.registry import bound
 
 TokenRowDict = dict[str, Any]
 """`input_ids` and `labels` of one document, and `loss_weights` where not every token weighs 1: lists."""
@@ -67,20 +64,9 @@ def transform_of(named: Named, seed: int, longest: int | None) -> SeededTransfor
     """The transform that `data.transform` names: a function, or a class that is called with the options; None for None.
 
     Raises:
-        ConfigError: an unknown name, or options that it does not take.
+        ConfigError: an unknown name, options that it does not take, or a function of other arguments.
     """
     if named is None:
         return None
-    name, options = (named, {}) if isinstance(named, str) else next(iter(named.items()))
-    thing = lookup("transform", name)
-    if inspect.isclass(thing):
-        change = build("transform", name, options)
-    else:
-        known = inspect.signature(thing).parameters if callable(thing) else {}
-        unknown = [option for option in options if option not in known]
-        if unknown:
-            raise ConfigError(
-                [f"transform '{name}': unknown option '{o}' (it takes {', '.join(known)})" for o in unknown]
-            )
-        change = partial(thing, **options)
-    return SeededTransform(change, seed, longest, name)
+    name = named if isinstance(named, str) else next(iter(named))
+    return SeededTransform(bound("transform", named, places=2), seed, longest, name)

@@ -14,6 +14,7 @@ from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
 from sft_toolkit.lora.checks import refuse_loftq_without_its_packages
 from sft_toolkit.lora.embedding import is_tied, tables
+from sft_toolkit.lora.fields import field_problems, with_settings
 from sft_toolkit.lora.targets import check_names, resolve_targets
 
 DEFAULT_RANK = 16
@@ -61,7 +62,7 @@ def to_peft(args: LoraArguments, model: nn.Module) -> LoraConfig:
         "modules_to_save": list(args.modules_to_save) or None,
         **_tying(args, model),
         **VARIANTS[args.variant],
-        **args.extra,
+        **with_settings(args.extra),
     }
     if values.get("init_lora_weights") == "loftq":
         refuse_loftq_without_its_packages()
@@ -79,7 +80,8 @@ def check_fields(args: LoraArguments) -> None:
         ConfigError: as `to_peft`, names of modules apart.
     """
     _check_extra(args)
-    values = {"target_modules": ["q_proj"], "r": args.r or DEFAULT_RANK, **VARIANTS[args.variant], **args.extra}
+    values: dict[str, Any] = {"task_type": TaskType.CAUSAL_LM, "target_modules": ["q_proj"]}
+    values |= {"r": args.r or DEFAULT_RANK, **VARIANTS[args.variant], **with_settings(args.extra)}
     try:
         LoraConfig(**values)
     except (TypeError, ValueError, AttributeError, ImportError) as error:
@@ -105,7 +107,7 @@ def check_continues(args: LoraArguments, saved: LoraConfig, model: nn.Module, be
         asked["modules_to_save"] = (args.modules_to_save, saved.modules_to_save or [])
     if args.targets != "auto":
         asked["targets"] = (_comparable(resolve_targets(model, args.targets)), _comparable(saved.target_modules))
-    for name, value in {**VARIANTS[args.variant], **args.extra}.items():
+    for name, value in {**VARIANTS[args.variant], **with_settings(args.extra)}.items():
         asked[name] = (value, getattr(saved, name))
     problems = [
         f"lora.{name}: asked for {wanted}, but '{args.adapter}' was saved with {held}; leave the key out to continue it"
@@ -133,6 +135,7 @@ def _check_extra(args: LoraArguments) -> None:
             problems.append(f"lora.{name}: unknown key{did_you_mean(name, known)}")
         elif name in VARIANTS[args.variant] and args.extra[name] != VARIANTS[args.variant][name]:
             problems.append(f"lora.{name}: {args.extra[name]} contradicts lora.variant: {args.variant}")
+    problems += field_problems(args.extra)
     if problems:
         raise ConfigError(problems)
 

@@ -26,7 +26,14 @@ from sft_toolkit.errors import ConfigError
 from sft_toolkit.lora import origin
 from sft_toolkit.lora.checks import check_config, warn_of_large_ranks
 from sft_toolkit.lora.config import check_continues, to_peft
-from sft_toolkit.lora.embedding import grow_table, is_tied, names_a_table, tables
+from sft_toolkit.lora.embedding import (
+    OUT_OF_REACH,
+    grow_table,
+    is_tied,
+    names_a_table,
+    rows_are_out_of_reach,
+    tables,
+)
 from sft_toolkit.lora.origin import check_base
 from sft_toolkit.lora.portable import on_plain_base, start_of, takes_from_base
 from sft_toolkit.lora.saved import adapter_folder, read_config, tensor_shapes
@@ -93,7 +100,9 @@ def _start(model: Any, config: PeftConfig) -> PeftModel:
     check_config(model, config)
     try:
         return get_peft_model(model, config)
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError, AssertionError, NotImplementedError) as error:
+    except (
+        ValueError, TypeError, LookupError, AttributeError, ImportError, AssertionError, NotImplementedError
+    ) as error:  # fmt: skip
         # peft meets most of its fields here for the first time, and some without a word of explanation.
         said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"lora: peft can't build this adapter: {said}") from error
@@ -108,6 +117,11 @@ def _with_new_tokens(model: Any, config: PeftConfig, ids: Sequence[int]) -> Peft
         return config
     names = list(tables(model))[: 1 if is_tied(model) else None]  # a tied head follows the embedding by itself
     if any(name == kept or name.endswith(f".{kept}") for name in names for kept in config.modules_to_save or ()):
+        return config
+    if rows_are_out_of_reach():
+        config.modules_to_save = [*(config.modules_to_save or ()), *names]
+        config.ensure_weight_tying = is_tied(model)
+        logger.warning("the whole of %s is trained for %d new tokens: %s", " and ".join(names), len(ids), OUT_OF_REACH)
         return config
     config.trainable_token_indices = {name: list(ids) for name in names}
     logger.info("the rows of %d new tokens are trained and saved with the adapter", len(ids))

@@ -60,10 +60,11 @@ def _rehearsed(config: RunConfig) -> Rehearsal:
         problems += parts.training_problems(args, config.training)
         problems += names.early_stopping(callbacks, args)
         problems += names.attention_on_cpu(config.model.attn_implementation, args.use_cpu)
+        problems += names.adapter_in_training(config.lora, args)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     assert args is not None
-    for warning in parts.without_effect(args, config.training):
+    for warning in (*parts.without_effect(args, config.training), *names.idle_adapter(config.lora)):
         logger.warning("%s", warning)
     return Rehearsal(args, callbacks)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from types import NoneType
-from typing import TYPE_CHECKING, Any, get_type_hints
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from transformers import AttentionInterface, EarlyStoppingCallback, TrainerCallback
 from transformers.utils.import_utils import (
@@ -16,8 +15,8 @@ from transformers.utils.import_utils import (
 from sft_toolkit.config import RunConfig
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
-from sft_toolkit.limits import accepts, expected, members
-from sft_toolkit.registry import BUILT_IN, build, lookup, option_problems
+from sft_toolkit.options import option_problems
+from sft_toolkit.registry import BUILT_IN, bound, build, lookup, takes_keywords
 
 if TYPE_CHECKING:
     from sft_toolkit.args import CallbackArguments, LoraArguments
@@ -44,20 +43,10 @@ def user_callbacks(config: RunConfig, problems: list[str]) -> list[TrainerCallba
             problems.append(f"{key} needs evaluation.generate, a number of held-out rows")
         seen.add(entry.name)
         found = option_problems(lookup("callback", entry.name), entry.options, _WIRED.get(entry.name, ()))
-        found = found or list(_wrong_types(lookup("callback", entry.name), entry.options))
         problems += [f"{key}: {problem}" for problem in found]
         made = _built(entry, problems) if not found and entry.name not in _WIRED else []  # it may refuse a value
         built += made if entry.name not in _ALWAYS else []
     return built
-
-
-def _wrong_types(thing: type, options: Mapping[str, Any]) -> Iterator[str]:
-    """Options of ours whose value is of another type than the constructor declares."""
-    hints = get_type_hints(thing.__init__)  # type: ignore[misc]
-    for name, value in options.items():
-        is_plain = all(member in (int, float, str, bool, NoneType) for member in members(hints[name]))
-        if is_plain and not accepts(hints[name], value):
-            yield f"option '{name}': expected {expected(hints[name])}, not {value!r}"
 
 
 def _built(entry: CallbackArguments, problems: list[str]) -> list[TrainerCallback]:
@@ -95,6 +84,10 @@ def registered(config: RunConfig) -> Iterator[str]:
 def _lookup_problems(kind: str, name: str) -> list[str]:
     try:
         thing = lookup(kind, name)
+        if kind == "format" and callable(thing) and name not in BUILT_IN[kind]:
+            bound(kind, name, places=1)
+        elif kind == "metric" and not isinstance(thing, type) and not hasattr(thing, "compute") and callable(thing):
+            takes_keywords(kind, name, thing, ("predictions", "references"))
     except ConfigError as error:
         return error.problems
     if callable(thing) or hasattr(thing, "compute"):
@@ -138,3 +131,21 @@ def adapter(lora: LoraArguments | None) -> Iterator[str]:
         check_fields(lora)
     except ConfigError as error:
         yield from error.problems
+
+
+def adapter_in_training(lora: LoraArguments | None, args: Draft) -> Iterator[str]:
+    """An adapter that begins at a token of each row does so by hooks, which see neither second forwards nor bins."""
+    if lora is None or not lora.extra.get("alora_invocation_tokens"):
+        return
+    if args.activation_checkpointing:
+        yield "lora.alora_invocation_tokens: needs training.activation_checkpointing: false"
+    if args.packing:
+        yield "lora.alora_invocation_tokens: begins once in a row, and data.packing: true puts several into one"
+
+
+def idle_adapter(lora: LoraArguments | None) -> Iterator[str]:
+    """Fields of peft that have no effect."""
+    if lora is not None:
+        from sft_toolkit.lora.fields import idle_fields
+
+        yield from idle_fields(lora.extra)

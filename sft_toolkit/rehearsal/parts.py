@@ -22,7 +22,7 @@ from transformers.utils.import_utils import is_liger_kernel_available, is_torch_
 
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
-from sft_toolkit.registry import option_problems
+from sft_toolkit.options import option_problems
 
 if TYPE_CHECKING:
     from sft_toolkit.rehearsal.draft import Draft

@@ -14,7 +14,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from sft_toolkit.args import DataArguments, DistributedArguments, PreparationArguments, TrainingExtras, field_names
 from sft_toolkit.engines.deepspeed_config import choose_deepspeed_config, read_deepspeed_config
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.registry import option_problems
+from sft_toolkit.options import option_problems
 from sft_toolkit.training_args import SFTArguments
 
 _TRUE = ("1", "true", "yes", "on", "y", "t")

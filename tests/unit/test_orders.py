@@ -152,7 +152,15 @@ def test_a_bin_is_as_hard_as_its_rows_are_on_average() -> None:
         ({"curriculum": {"step": 3}}, "sampler 'curriculum': unknown option 'step'; did you mean 'steps'?"),
         ({"curriculum": {"start": 2}}, "sampler 'curriculum': start is 2; expected a share from 0 to 1"),
         ({"curriculum": {"steps": 0}}, "sampler 'curriculum': steps is 0; at least 1 update"),
-        ({"curriculum": {"pacing": "log"}}, "sampler 'curriculum': unknown pacing 'log' (linear or sqrt)"),
+        (
+            {"curriculum": {"pacing": "log"}},
+            "sampler 'curriculum': option 'pacing': expected one of linear, sqrt, not 'log'",
+        ),
+        (
+            {"curriculum": {"pacing": "sqr"}},
+            "sampler 'curriculum': option 'pacing': expected one of linear, sqrt, not 'sqr'; did you mean 'sqrt'?",
+        ),
+        ({"curriculum": {"score": "os.getcwd"}}, "sampler 'os.getcwd': it is called with 1 argument, but: too many"),
         ({"by_length": {"window": 0}}, "sampler 'by_length': window is 0; at least 1 update"),
         ("builtins.dict", "sampler 'builtins.dict' makes a dict; expected an orders.Ordering"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -148,6 +148,16 @@ def test_every_optimizer_is_there_or_is_refused_by_name() -> None:
          "callbacks.1: callback 'curve' stands here twice; keep one of them"),
         ({"evaluation": EvaluationArguments(metrics=["os.nope"])}, "evaluation.metrics: metric 'os.nope': os "),
         ({"evaluation": EvaluationArguments(metrics=["math.pi"])}, "evaluation.metrics: metric 'math.pi': 3.14"),
+        ({"evaluation": EvaluationArguments(metrics=["os.getcwd"])},
+         "evaluation.metrics: metric 'os.getcwd': it is called with predictions and references, but: got"),
+        ({"data": DataArguments(train=[SourceArguments("x.jsonl", format=cast(Any, "os.getcwd"))])},
+         "data.format: format 'os.getcwd': it is called with 1 argument, but: too many positional arguments"),
+        (named("transformers.EarlyStoppingCallback", early_stopping_patience="abc"),
+         "callbacks: callback 'transformers.EarlyStoppingCallback': option 'early_stopping_patience': expected a "),
+        (named("unfreeze", schedule="abc"),
+         "callbacks.0: callback 'unfreeze': option 'schedule': expected a mapping, not 'abc'"),
+        ({"lora": LoraArguments(extra={"alora_invocation_tokens": [3]})},
+         "lora.alora_invocation_tokens: needs training.activation_checkpointing: false"),
         ({"model": ModelArguments("m", attn_implementation="flash")}, "model.attn_implementation: unknown 'flash'"),
         ({"model": ModelArguments("m", attn_implementation="paged|sdpa")},
          "model.attn_implementation: 'paged|sdpa' serves generation only; take sdpa"),

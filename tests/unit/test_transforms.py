@@ -98,7 +98,8 @@ def test_options_reach_functions_and_classes() -> None:
     ("named", "message"),
     [
         ("nowhere", "unknown transform 'nowhere'"),
-        ({f"{HERE}.renumber": {"hi": 1}}, f"transform '{HERE}.renumber': unknown option 'hi' (it takes row, rng, low)"),
+        ({f"{HERE}.renumber": {"hi": 1}}, f"transform '{HERE}.renumber': unknown option 'hi' (accepted: low)"),
+        ("os.getcwd", "transform 'os.getcwd': it is called with 2 arguments, but: too many positional arguments"),
         ({f"{HERE}.Relabel": {}}, f"transform '{HERE}.Relabel': missing option 'label'"),
     ],
 )

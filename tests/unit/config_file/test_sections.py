@@ -59,6 +59,17 @@ class TestSections:
         )
         assert load(MINIMAL + "lora: {}\n").lora == LoraArguments()
 
+    def test_lora_with_what_the_toolkit_sets_itself(self, load: Load, problems: Problems) -> None:
+        text = "lora: {task_type: CAUSAL_LM, peft_type: LORA, inference_mode: false, base_model_name_or_path: null}\n"
+        assert load(MINIMAL + text).lora == LoraArguments()
+        assert problems(MINIMAL + "lora: {task_type: SEQ_CLS, inference_mode: true}\n") == [
+            "run.yaml:4: lora.task_type: unknown key; the toolkit sets it: CAUSAL_LM",
+            "run.yaml:4: lora.inference_mode: unknown key; the toolkit sets it: false, as the adapter is trained",
+        ]
+        assert problems(MINIMAL + "lora: {rank_pattern: {q_proj: abc}}\n") == [
+            "run.yaml:4: lora.rank_pattern: expected a whole number, not abc"
+        ]
+
     def test_lora_under_two_names(self, problems: Problems) -> None:
         found = problems(MINIMAL + "lora: {alpha: 1, lora_alpha: 2}\n")
         assert found == ["run.yaml:4: lora.lora_alpha: the same as lora.alpha; keep one of them"]
