@@ -46,6 +46,7 @@ LAW: dict[str, set[str]] = {
     # engines
     "engines.launch": set(),
     "engines.wrapped": set(),
+    "engines.experts": set(),
     "engines.deepspeed_rules": set(),
     "engines.deepspeed_config": {"engines.deepspeed_rules", "training_args"},
     "engines.distributed": {
@@ -88,6 +89,7 @@ LAW: dict[str, set[str]] = {
         "engines.distributed",
         "engines.engagement",
         "engines.environment",
+        "engines.experts",
         "engines.resume_world",
         "training_args",
     },

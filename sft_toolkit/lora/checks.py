@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
-from sft_toolkit.lora.embedding import table_rows, tables
+from sft_toolkit.lora.embedding import OUT_OF_REACH, rows_are_out_of_reach, table_rows, tables
 from sft_toolkit.lora.portable import takes_from_base
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,8 @@ def _missing_rows(model: nn.Module, config: PeftConfig, key: str) -> Iterable[st
     asked = getattr(config, "token_indices", None) if asked is None else asked  # the name in TrainableTokensConfig
     if not asked or not isinstance(model, PreTrainedModel):
         return
+    if rows_are_out_of_reach():
+        yield f"{key}trainable_token_indices: {OUT_OF_REACH}; name the table in modules_to_save, or take zero2"
     rows, held = table_rows(model), tables(model)
     for layer, ids in asked.items() if isinstance(asked, Mapping) else [(next(iter(held)), asked)]:
         if not any(name == layer or name.endswith(f".{layer}") for name, _ in model.named_modules()):

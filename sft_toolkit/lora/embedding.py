@@ -7,11 +7,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from peft import PeftConfig
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 logger = logging.getLogger(__name__)
+
+OUT_OF_REACH = "under ZeRO-3, peft trains single rows of a table on CUDA devices only"
 
 
 def tables(model: nn.Module) -> dict[str, Any]:
@@ -27,6 +31,11 @@ def tables(model: nn.Module) -> dict[str, Any]:
 def is_tied(model: nn.Module) -> bool:
     """Whether the head uses the embedding's own weight."""
     return len({id(layer.weight) for layer in tables(model).values()}) < len(tables(model))
+
+
+def rows_are_out_of_reach() -> bool:
+    """Whether peft can't train single rows here: `TrainableTokensLayer._collect_token_weights` (0.21) asks for CUDA."""
+    return bool(is_deepspeed_zero3_enabled()) and not torch.cuda.is_available()  # type: ignore[no-untyped-call]
 
 
 def table_rows(model: PreTrainedModel) -> int:

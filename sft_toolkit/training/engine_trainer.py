@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from transformers import Trainer, TrainerCallback
 
 from sft_toolkit.engines.deepspeed_config import check_client_optimizer
 from sft_toolkit.engines.distributed import asked_by
 from sft_toolkit.engines.engagement import check_engaged, engaged
 from sft_toolkit.engines.environment import Footprint
+from sft_toolkit.engines.experts import mark_expert_blocks
 from sft_toolkit.engines.resume_world import (
     RecordsWorld,
     World,
@@ -49,6 +51,8 @@ class EngineTrainer(Trainer):
                 "optimizers: under DeepSpeed Trainer makes its own and would ignore these; choose with optim and "
                 "lr_scheduler_type, pass optimizer_cls_and_kwargs, or override create_optimizer in a subclass"
             )
+        if isinstance(self.model, nn.Module) and asked_by(self.args).strategy == "zero3":
+            mark_expert_blocks(self.model)
         self.add_callback(_AskedIsEngaged(self))
         self.add_callback(RecordsWorld())
 

@@ -12,7 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sft_toolkit import SFTArguments, SFTTrainer
 from sft_toolkit.engines.engagement import engaged
 from sft_toolkit.errors import ConfigError
+from tests.distributed.routed import RoutedForCausalLM, called_experts
 from tests.training import logged, rows_with_labels
+
+CLASSES: dict[str, Any] = {"auto": AutoModelForCausalLM, "routed": RoutedForCausalLM}
 
 
 class WithSgd(SFTTrainer):
@@ -25,32 +28,27 @@ class WithSgd(SFTTrainer):
 
 def train_all(model_dir: str, folder: str, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Name of a run -> what came out of it, and what it left behind in the process."""
-    return {name: train_one(model_dir, Path(folder) / name, **run) for name, run in runs.items()}
+    return {
+        name: train_one(output_dir=Path(folder) / name, **{"model_dir": model_dir, **run}) for name, run in runs.items()
+    }
 
 
 def train_one(
-    model_dir: str, output_dir: Path, own_optimizer: str | None = None, loads_itself: bool = False, **changes: Any
+    model_dir: str, output_dir: Path, own_optimizer: str | None = None, loads_by: str | None = None, **changes: Any
 ) -> dict[str, Any] | str:
     """A training of two updates with a model given by name; the message where it is refused.
 
     Args:
         own_optimizer: "passed" as `optimizers=`, or "overridden" in a subclass; SGD either way.
-        loads_itself: the user calls from_pretrained, behind the arguments, and passes the module.
+        loads_by: a class of `CLASSES`, whose from_pretrained the user calls, behind the arguments, for the module.
     """
     before = dict(os.environ)
-    args = SFTArguments(
-        output_dir=str(output_dir),
-        per_device_train_batch_size=1,
-        max_steps=2,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        **changes,
-    )
+    settings = {"per_device_train_batch_size": 1, "max_steps": 2, "logging_steps": 1, "save_strategy": "no", **changes}
+    args = SFTArguments(output_dir=str(output_dir), disable_tqdm=True, **settings)
     weights = [torch.nn.Parameter(torch.zeros(1))]
     try:
         trainer = (WithSgd if own_optimizer == "overridden" else SFTTrainer)(
-            AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32) if loads_itself else model_dir,
+            CLASSES[loads_by].from_pretrained(model_dir, dtype=torch.float32) if loads_by else model_dir,
             args,
             processing_class=AutoTokenizer.from_pretrained(model_dir),
             train_dataset=rows_with_labels(1, 15, 3, 25),
@@ -63,6 +61,7 @@ def train_one(
     return {
         "engaged": engaged(trainer).strategy,
         "loss": logged(trainer, "loss"),
+        "experts": called_experts(trainer.model),
         "precision": trainer.accelerator.mixed_precision,
         "environment_changed": sorted(n for n in {*before, *os.environ} if before.get(n) != os.environ.get(n)),
         "deterministic": torch.are_deterministic_algorithms_enabled(),

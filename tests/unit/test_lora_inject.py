@@ -245,6 +245,26 @@ def test_new_tokens_leave_a_fully_trained_embedding_as_asked() -> None:
     assert model.peft_config["default"].trainable_token_indices is None
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_where_rows_are_out_of_reach_the_table_is_trained(
+    tied: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in ("inject", "checks"):
+        monkeypatch.setattr(f"sft_toolkit.lora.{module}.rows_are_out_of_reach", lambda: True)
+    model: Any = inject(tiny_model(tie_word_embeddings=tied), LoraArguments(r=4), new_token_ids=[259, 260])
+    names = ["model.embed_tokens"] if tied else ["model.embed_tokens", "lm_head"]
+    assert caplog.messages[0] == (
+        f"the whole of {' and '.join(names)} is trained for 2 new tokens: under ZeRO-3, peft trains single rows of a "
+        "table on CUDA devices only"
+    )
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    trained = [layer.modules_to_save["default"].weight for layer in (table, head)]
+    assert all(weight.requires_grad for weight in trained)
+    assert (trained[0] is trained[1]) is tied
+    with pytest.raises(ConfigError, match="trainable_token_indices: under ZeRO-3, peft trains single rows"):
+        inject(tiny_model(), LoraConfig(r=4, trainable_token_indices={"embed_tokens": [3]}, task_type="CAUSAL_LM"))
+
+
 def test_new_tokens_that_no_adapter_trains_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     ia3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
     with caplog.at_level(logging.WARNING, "sft_toolkit.lora.inject"):
