@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,9 +82,7 @@ class SavingTrainer(WritingTrainer):
                 self.is_in_train = False  # Trainer leaves it on, and a later evaluate() then believes to be inside
             raise
         finally:
-            if self._agreement is not None:
-                self._agreement.close()
-                self._agreement = None
+            self._agreement = None
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[Any]
@@ -110,7 +109,7 @@ class SavingTrainer(WritingTrainer):
     def prepare_for_errors(self) -> None:
         """At the start of training, on all ranks: the way on which they will agree behind an error."""
         alone = self.args.world_size == 1 or not distributed.is_initialized()
-        if self.saves_on_error and not alone and not self._is_sharded():
+        if self.saves_on_error and not alone and not self._is_sharded() and "MASTER_PORT" in os.environ:
             self._agreement = Agreement(self.args.ddp_timeout)
 
     def _is_sharded(self) -> bool:

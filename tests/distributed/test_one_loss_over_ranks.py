@@ -62,3 +62,14 @@ def test_every_row_is_read_once_over_all_ranks(ranks: list[dict[str, Any]]) -> N
     read = [rank["rows-that-do-not-divide"]["supervised_read"] for rank in ranks]
     assert read == [[1, 3, 7], [15, 25, 0]]
     assert ranks[0]["rows-that-do-not-divide"]["checkpoints"] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+
+
+@pytest.mark.slow
+def test_an_error_that_all_ranks_meet_leaves_the_last_update_to_go_on_from(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        found = rank["after an error"]
+        assert (found["said"], found["found"]) == ("out of ink", ["checkpoint-2", "checkpoint-3"])
+        whole, resumed = found["losses"]
+        assert len(whole) == 5
+        # Step 3 had not been logged yet. The random states of both ranks are in the checkpoint: there is dropout.
+        assert [*whole[:2], *whole[3:]] == resumed

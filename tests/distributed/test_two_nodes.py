@@ -103,3 +103,4 @@ def test_a_rank_that_raises_ends_all_of_them_with_its_message(run_file: Path) ->
     assert finished.code == 1
     assert not finished.timed_out
     assert "error (rank 1): while training: RuntimeError: rank one is out of paper" in finished.stderr
+    assert "no emergency checkpoint at step 2: not every rank has failed, or some are gone" in finished.stderr
