@@ -20,10 +20,18 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class UnknownKeywordError(ConfigError, TypeError):
+    """A keyword that a class of ours does not take; a TypeError too, as code that tries names one by one expects."""
+
+
 class DataError(ValueError):
     """A data file or row is wrong: names the file, the 1-based row and the key (exit code 2)."""
 
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        # What a worker of a DataLoader raises, torch raises again as `type(error)("Caught ... Original Traceback ...")`.
+        super().__init__(message.rpartition(f"\n{__name__}.DataError: ")[2].rstrip("\n"))
 
 
 class CheckpointError(RuntimeError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from sft_toolkit.data.packing import best_fit_decreasing
 from sft_toolkit.data.readers.raw import RawRow
 from sft_toolkit.data.report import Tally, too_many_refused
 from sft_toolkit.data.sampler import permutation
+from sft_toolkit.data.stream_notes import Note, WindowNotes
 from sft_toolkit.data.token_dataset import PackedDataset, Parts, RowsDataset, TokenRowDict, Transform
 from sft_toolkit.data.tokenise import SourceTokenizer
 from sft_toolkit.errors import DataError
@@ -46,6 +48,9 @@ class Place:
     tally: dict[str, Any]
 
 
+_BEGINNING = Place(0, 0, 0, Tally().as_dict())
+
+
 class RankStream:
     """The endless stream of items (rows or bins) of one rank.
 
@@ -56,6 +61,7 @@ class RankStream:
         seed: of the order within a window; None leaves rows in the order of their files.
         capacity: tokens of a bin; None serves rows.
         name: for messages.
+        transform: changes each row when it is served, by (epoch, number of the row in its pass).
     """
 
     def __init__(
@@ -67,20 +73,23 @@ class RankStream:
         seed: int | None = None,
         capacity: int | None = None,
         name: str = "data.train",
+        transform: Transform | None = None,
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self._epoch_rows, self._tokenizer, self._name = epoch, tokenizer, name
-        self._seed, self._capacity = seed, capacity
-        self.go_to(Place(0, 0, 0, Tally().as_dict()))
+        self._seed, self._capacity, self._transform = seed, capacity, transform
+        self._notes = WindowNotes()
+        self.go_to(_BEGINNING)
 
     @property
     def tally(self) -> Tally:
         """What happened to the rows of this rank so far."""
-        return self._tokenizer.tally
+        noted = [Tally(**note.following["tally"]) for note in self._notes.read()[-1:]]
+        return max([self._tokenizer.tally, *noted], key=lambda tally: tally.rows_read)
 
     def go_to(self, place: Place) -> None:
         """Read on from a place; rows before it are read, not tokenised."""
-        self._tokenizer.tally = Tally(**place.tally)
+        self._tokenizer.tally = Tally(**deepcopy(place.tally))  # it counts on; the place does not
         self._place = place
         self._rows = self._epoch_rows(place.epoch)
         for _ in range(place.rows):
@@ -88,15 +97,17 @@ class RankStream:
         self._items: list[list[int]] = []
         self._window: list[TokenRowDict] = []
         self._names: list[str] = []
+        self._numbers: list[int] = []
+        self._notes.forget()
         self._next = place
         self._places = deque([place], maxlen=_KEPT_PLACES)
         self._served_in_pass = place.rows > 0
 
     def place_of(self, index: int) -> Place:
         """The beginning of the window that holds an item that was served lately, or is the next one."""
-        return next(
-            (place for place in reversed(self._places) if place.index <= index), Place(0, 0, 0, Tally().as_dict())
-        )
+        places = [*self._places, *(Place(**note.following) for note in self._notes.read())]
+        before = [place for place in places if place.index <= index]
+        return max(before, key=lambda place: (place.index, place.epoch, place.rows), default=_BEGINNING)
 
     def item(self, index: int) -> list[TokenRowDict]:
         """The rows of an item, one or a bin of them; items are asked for in order."""
@@ -104,43 +115,57 @@ class RankStream:
             self.go_to(self.place_of(index))
         while index >= self._next.index:
             self._read_window()
-        return [self._window[row] for row in self._items[index - self._place.index]]
+        return [self._changed(row) for row in self._items[index - self._place.index]]
 
     def names(self, index: int) -> list[str]:
         """ "file, row N" of the rows of an item, as far as they are still held."""
-        held = 0 <= index - self._place.index < len(self._items)
-        return [self._names[row] for row in self._items[index - self._place.index]] if held else []
+        if 0 <= index - self._place.index < len(self._items):
+            return [self._names[row] for row in self._items[index - self._place.index]]
+        noted = (note for note in self._notes.read() if 0 <= index - note.first < len(note.names))
+        return next((list(note.names[index - note.first]) for note in noted), [])
+
+    def _changed(self, row: int) -> TokenRowDict:
+        plain = self._window[row]
+        return plain if self._transform is None else self._transform(plain, self._place.epoch, self._numbers[row])
 
     def _read_window(self) -> None:
         self._place = place = self._next
         read, pending = self._own_rows(place.rows)
-        self._window, self._names = [], []
-        for batch in self._tokenizer.batches(iter(pending)):
-            columns = batch.select(["input_ids", "labels", "loss_weights"]).to_pylist()
-            self._window += [{key: value for key, value in row.items() if value is not None} for row in columns]
-            sources, numbers = batch.column("source").to_pylist(), batch.column("row").to_pylist()
-            self._names += [f"{source}, row {number}" for source, number in zip(sources, numbers, strict=True)]
-        if refused := too_many_refused(self._name, self.tally, self._tokenizer.args.max_refused):
-            raise DataError(refused)
+        self._tokenise(pending)
         self._items = self._arranged(place)
         self._served_in_pass |= bool(self._items)
         ended = read < 0
-        self._next = Place(
-            place.index + len(self._items), place.epoch + ended, 0 if ended else read, self.tally.as_dict()
-        )
+        counts = self._tokenizer.tally.as_dict()
+        self._next = Place(place.index + len(self._items), place.epoch + ended, 0 if ended else read, counts)
         self._places.append(self._next)
+        names = [[self._names[row] for row in item] for item in self._items]
+        self._notes.write(Note(place.index, asdict(self._next), names))
         if ended:
             self._begin_again()
 
-    def _own_rows(self, read: int) -> tuple[int, list[RawRow]]:
-        """Rows of all ranks that were read in this pass (-1 at its end), and those of this rank among the new ones."""
-        pending: list[RawRow] = []
+    def _tokenise(self, pending: dict[int, RawRow]) -> None:
+        self._window, self._names, self._numbers = [], [], []
+        unmatched = iter(pending.items())
+        for batch in self._tokenizer.batches(pending.values()):
+            columns = batch.select(["input_ids", "labels", "loss_weights"]).to_pylist()
+            self._window += [{key: value for key, value in row.items() if value is not None} for row in columns]
+            kept = zip(batch.column("source").to_pylist(), batch.column("row").to_pylist(), strict=True)
+            for source, number in kept:  # in the order of `pending`, from which rows may have been dropped
+                self._names.append(f"{source}, row {number}")
+                self._numbers.append(next(n for n, raw in unmatched if (raw.source, raw.number) == (source, number)))
+        if refused := too_many_refused(self._name, self._tokenizer.tally, self._tokenizer.args.max_refused):
+            raise DataError(refused)
+
+    def _own_rows(self, read: int) -> tuple[int, dict[int, RawRow]]:
+        """Rows of all ranks that were read in this pass (-1 at its end), and those of this rank among the new ones, by
+        their number in the pass, from 0."""
+        pending: dict[int, RawRow] = {}
         characters = 0
         for raw in self._rows:
             read += 1
             if (read - 1) % self.ranks != self.rank:
                 continue
-            pending.append(raw)
+            pending[read - 1] = raw
             characters += len(str(raw.row))
             if len(pending) == WINDOW_ROWS or characters >= WINDOW_CHARACTERS:
                 return read, pending
@@ -150,7 +175,7 @@ class RankStream:
         if not self._served_in_pass:
             raise DataError(
                 f"{self._name}: a whole pass left rank {self.rank} of {self.ranks} without a row to train on; "
-                f"{self.tally.rows_read} rows were read, dropped: {self.tally.rows_dropped}"
+                f"{self._tokenizer.tally.rows_read} rows were read, dropped: {self._tokenizer.tally.rows_dropped}"
             )
         self._served_in_pass = False
         self._rows = self._epoch_rows(self._next.epoch)
@@ -177,7 +202,7 @@ class Streamed:
     def __init__(self, stream: RankStream, micro_batch: int, length: int) -> None:
         self.stream, self._micro_batch, self._length = stream, micro_batch, length
         self.parts: Parts = ()
-        self.transform: Transform | None = None
+        self.transform: Transform | None = None  # the stream's own, which knows the pass
         self.weighted = True  # some row yet to come may be
 
     def __len__(self) -> int:

@@ -16,8 +16,10 @@ from sft_toolkit.data.readers.raw import RawRow
 from sft_toolkit.data.render import Renderer
 from sft_toolkit.data.source_tokens import formats_by_file
 from sft_toolkit.data.stream import Epoch, RankStream, Streamed, StreamedBins, StreamedRows
+from sft_toolkit.data.stream_notes import worker_problem
 from sft_toolkit.data.stream_rows import HEAD_ROWS, one_pass, passes_of, reader_of
 from sft_toolkit.data.tokenise import SourceTokenizer
+from sft_toolkit.data.transforms import SeededTransform, transform_of
 from sft_toolkit.errors import ConfigError
 
 
@@ -42,19 +44,16 @@ def check_stream(args: Any, streaming: bool) -> None:
     problems = []
     if streaming and args.max_steps <= 0:
         problems.append("training.max_steps: a stream has no end, so data.streaming needs it")
-    if streaming and args.dataloader_num_workers:
-        problems.append("training.dataloader_num_workers: a stream is read by the training process; leave it at 0")
+    if streaming and (problem := worker_problem(args)):
+        problems.append(problem)
     if problems:
         raise ConfigError(problems)
 
 
 def _order_problems(args: PreparationArguments, prefix: str) -> list[str]:
-    problems = []
-    if _order(args) not in ("shuffle", "sequential"):
-        problems.append(f"{prefix}sampler: a stream is read in order; shuffle (within a window) or sequential")
-    if args.transform is not None:
-        problems.append(f"{prefix}transform: is not applied to a stream yet; leave one of the two out")
-    return problems
+    if _order(args) in ("shuffle", "sequential"):
+        return []
+    return [f"{prefix}sampler: a stream is read in order; shuffle (within a window) or sequential"]
 
 
 def _order(args: PreparationArguments) -> str:
@@ -107,7 +106,7 @@ def stream_iterable(dataset: Any, args: Any, tokenizer: PreTrainedTokenizerBase,
     reader = _tokenizer(args, tokenizer, read)
     capacity = args.max_length if args.packing else None
     shares = args.process_index, args.world_size, _seed(args) if _order(args) == "shuffle" else None
-    return _laid_out(RankStream(rows, reader, *shares, capacity, name), args)
+    return _laid_out(RankStream(rows, reader, *shares, capacity, name, _transform(args, _seed(args))), args)
 
 
 def _plain(row: Mapping[str, Any], dataset: Any) -> dict[str, Any]:
@@ -119,7 +118,12 @@ def _stream(
 ) -> RankStream:
     reader = _tokenizer(data, tokenizer, reader_of(data))
     shuffled = seed if _order(data) == "shuffle" else None
-    return RankStream(epochs, reader, rank, ranks, shuffled, data.max_length if data.packing else None)
+    capacity = data.max_length if data.packing else None
+    return RankStream(epochs, reader, rank, ranks, shuffled, capacity, transform=_transform(data, seed))
+
+
+def _transform(args: PreparationArguments, seed: int) -> SeededTransform | None:
+    return transform_of(args.transform, seed, None if args.packing else args.max_length)
 
 
 def _epochs(data: DataArguments, args: Any) -> Epoch:

@@ -86,9 +86,10 @@ def test_two_ranks_read_a_stream_as_one_rank_reads_prepared_rows(tmp_path: Path)
     for ranks in (1, 2):
         path = config(tmp_path, ranks, packing=False)
         sections = json.loads(path.read_text(encoding="utf-8"))
-        sections["data"] |= {"train": written(tmp_path, "rows", 8, "x"), "mixing": "concatenate", "transform": None}
+        sections["data"] |= {"train": written(tmp_path, "rows", 8, "x"), "mixing": "concatenate"}
         sections["data"] |= {"sampler": "sequential", "streaming": ranks == 2}
         sections["training"] |= {"max_steps": 6, "per_device_train_batch_size": 2 // ranks, "eval_strategy": "no"}
+        sections["training"]["dataloader_num_workers"] = ranks - 1
         path.write_text(json.dumps(sections), encoding="utf-8")
         if ranks == 1:
             run(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -101,6 +102,40 @@ def test_a_stream_goes_on_from_a_place_with_its_counts(tmp_path: Path, index: in
     assert served(replayed, *range(index)) == before  # back to the beginning
 
 
+def remembered(row: dict[str, Any], epoch: int, index: int) -> dict[str, Any]:
+    return {**row, "labels": [epoch, index]}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_transform_is_told_the_pass_and_the_number_of_the_row_in_it(tmp_path: Path, ranks: int) -> None:
+    """As for prepared rows, on any number of ranks, wherever rows were dropped before."""
+    bad: dict[str, Any] = {"messages": []}
+    rows = [*numbered("row0"), bad, *numbered("row2", "row3"), bad, *numbered("row5", "row6")]
+    seen = []
+    for rank in range(ranks):
+        whole, other = (stream(tmp_path, rank=rank, ranks=ranks, transform=remembered) for _ in range(2))
+        written(tmp_path / "a.jsonl", rows)
+        kept = len(range(rank, 7, ranks)) - len({1, 4} & set(range(rank, 7, ranks)))
+        for index in range(2 * kept):
+            (row,), (name,) = whole.item(index), whole.names(index)
+            assert name.endswith(f"a.jsonl, row {row['labels'][1] + 1}")
+            seen.append(tuple(row["labels"]))
+        last = 2 * kept - 1
+        other.go_to(whole.place_of(last))
+        assert other.item(last) == whole.item(last)
+    assert sorted(seen) == [(epoch, index) for epoch in (0, 1) for index in (0, 2, 3, 5, 6)]
+
+
+def test_counts_are_the_same_each_time_a_place_is_gone_to(tmp_path: Path) -> None:
+    of = stream(tmp_path)
+    written(tmp_path / "a.jsonl", [{"messages": []}, *numbered("row1", "row2", "row3")])
+    place = of.place_of(0)
+    for _ in range(2):
+        of.go_to(place)
+        of.item(0)
+        assert of.tally.rows_dropped == {"bad_row": 1}
+
+
 def test_memory_holds_one_window(tmp_path: Path) -> None:
     read: list[int] = []
 
@@ -170,7 +205,6 @@ def test_sources_are_interleaved_by_their_weights(until: Any) -> None:
     [
         ({"val_split": 0.1}, "data.val_split: a stream has no rows to hold out; name files by data.eval"),
         ({"sampler": "by_length"}, "data.sampler: a stream is read in order; shuffle (within a window) or sequential"),
-        ({"transform": "os.path.join"}, "data.transform: is not applied to a stream yet; leave one of the two out"),
         (
             {"train": [SourceArguments(path="a", weight=2.0)]},
             "data.train: weights of a stream are probabilities; set data.mixing: interleave",
@@ -217,11 +251,52 @@ def test_a_stream_of_text_rows_is_trained_on_and_resumed_exactly(tmp_path: Path)
     assert logged(lost, "loss") == logged(whole, "loss")
 
 
+def test_a_worker_that_reads_the_stream_changes_nothing(tmp_path: Path) -> None:
+    """Losses, counts, names of rows, and what a checkpoint says of the place are those of a training without."""
+    changes = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 2,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "packing": True,
+        "max_length": 60,
+        "transform": "tests.unit.test_loading.masked",
+    }
+    arguments = [
+        sgd_arguments(tmp_path / str(n), dataloader_num_workers=n, train_sampling_strategy="random", **changes)
+        for n in (0, 1)
+    ]
+    plain, worked, resumed = (
+        SFTTrainer(tiny_model(), arguments[n], None, iterable(), None, TOKENIZER) for n in (0, 1, 1)
+    )
+    plain.train()
+    worked.train()
+    places = [json.loads((tmp_path / f"{n}/checkpoint-4/stream-0.json").read_text()) for n in (0, 1)]
+    assert places[0] == places[1]
+    assert places[1]["index"] > 0
+    resumed.train(resume_from_checkpoint=str(tmp_path / "1" / "checkpoint-4"))
+    for trainer in (worked, resumed):
+        assert logged(trainer, "loss") == logged(plain, "loss")
+        assert logged(trainer, "supervised_tokens") == logged(plain, "supervised_tokens")
+        assert trainer.train_dataset.stream.tally == plain.train_dataset.stream.tally  # type: ignore[union-attr]
+    bad = IterableDataset.from_generator(lambda: iter([*numbered(*ROWS), {"messages": []}]))
+    stopped = SFTTrainer(tiny_model(), arguments[1], None, bad, None, TOKENIZER)
+    with pytest.raises(DataError) as caught:
+        stopped.train()
+    assert str(caught.value) == "train_dataset, row 11: the conversation has no messages"
+    last = 6 * 2 - 1
+    assert worked.train_dataset.row_numbers(last) == plain.train_dataset.row_numbers(last) != []  # type: ignore[union-attr]
+
+
 def test_a_stream_says_what_the_arguments_lack(tmp_path: Path) -> None:
-    args = sgd_arguments(tmp_path, max_steps=-1, dataloader_num_workers=2)
+    args = sgd_arguments(tmp_path, max_steps=-1, dataloader_num_workers=2)  # prefetching needs one
     with pytest.raises(ConfigError) as caught:
         SFTTrainer(tiny_model(), args, None, iterable(), None, TOKENIZER)
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         "training.max_steps",
         "training.dataloader_num_workers",
     ]
+    assert "2 processes would each tokenise the whole stream" in caught.value.problems[1]
+    spawned = sgd_arguments(tmp_path, max_steps=1, dataloader_num_workers=1, dataloader_multiprocessing_context="spawn")
+    with pytest.raises(ConfigError, match="a worker that is started by 'spawn' can't take the stream with it"):
+        SFTTrainer(tiny_model(), spawned, None, iterable(), None, TOKENIZER)
