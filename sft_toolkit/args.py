@@ -25,6 +25,7 @@ Named = dict[str, Any] | str | None
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Strategy = Literal["auto", "none", "ddp", "zero1", "zero2", "zero3", "fsdp"]
 Offload = Literal[False, "cpu", "nvme"]
+Backend = Literal["auto", "nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"]
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sft_toolkit.checkpoints.checkpoint import choose_resume
 from sft_toolkit.config import RunConfig, load_config
 from sft_toolkit.engines import nodes
+from sft_toolkit.engines.environment import environment_kept
 from sft_toolkit.engines.parent import launcher
 from sft_toolkit.errors import TrainingDivergedError
 from sft_toolkit.phases import phase
@@ -66,6 +67,8 @@ class RunResult:
 def run(config: str | Path, overrides: Sequence[str] = ()) -> RunResult:
     """Train from a configuration file; raises the errors of `sft_toolkit.errors`, never exits the process.
 
+    `os.environ` is as before when it returns.
+
     Args:
         config: YAML or JSON file.
         overrides: `section.key=value` entries that replace the file's values.
@@ -73,6 +76,7 @@ def run(config: str | Path, overrides: Sequence[str] = ()) -> RunResult:
     return train(load_config(config, overrides))
 
 
+@environment_kept()
 def train(config: RunConfig) -> RunResult:
     """Train from a checked configuration; a run that is finished already is left alone."""
     from sft_toolkit.data.digest import rows_digest

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from sft_toolkit._version import __version__
 from sft_toolkit.engines.launch import launch_problems, read_launch
 from sft_toolkit.errors import CheckpointError, ConfigError, DataError, TrainingDivergedError
-from sft_toolkit.phases import phase_of, traceback_of
+from sft_toolkit.phases import phase_of, traceback_of, user_code_of
 
 SHOW_TRACEBACK = "SFT_TOOLKIT_TRACEBACK"
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -226,8 +226,8 @@ def _is_the_one_to_say_it() -> bool:
 
 def _say_unexpected(error: Exception) -> None:
     """What no check foresaw, in its own words, and where its traceback is."""
-    during, written = phase_of(error), traceback_of(error)
-    _say(f"{f'while {during}: ' if during else ''}{type(error).__name__}: {error}")
+    during, written, place = phase_of(error), traceback_of(error), user_code_of(error)
+    _say(f"{f'while {during}: ' if during else ''}{type(error).__name__}: {error}{f' ({place})' if place else ''}")
     if os.environ.get(SHOW_TRACEBACK):
         traceback.print_exception(error)
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sft_toolkit.assemble import prepare_data
 from sft_toolkit.config import load_config, resolved_yaml
+from sft_toolkit.engines.environment import environment_kept
 from sft_toolkit.running.checks import check_run
 from sft_toolkit.running.files import as_comment, open_output_dir, write_report
 
@@ -30,6 +31,7 @@ class Preview:
     bins: BinsShown | None = None
 
 
+@environment_kept()
 def prepare_only(config: str | Path, overrides: Sequence[str] = ()) -> Path:
     """Build the token cache and write `data_report.json`; returns its path."""
     checked = load_config(config, overrides)
@@ -40,6 +42,7 @@ def prepare_only(config: str | Path, overrides: Sequence[str] = ()) -> Path:
     return write_report(output_dir, prepared.report)
 
 
+@environment_kept()
 def preview(config: str | Path, overrides: Sequence[str] = (), rows: int = 3) -> Preview:
     """The first rows as they are trained, and whether the model will learn to stop."""
     from sft_toolkit.data.preview import records, stopping
@@ -54,6 +57,7 @@ def preview(config: str | Path, overrides: Sequence[str] = (), rows: int = 3) ->
     return Preview(shown, tokenizer, stopping(train, tokenizer, prepared.end_of_turn), bins)
 
 
+@environment_kept()
 def plan(config: str | Path, overrides: Sequence[str], machine: Asked) -> Plan:
     """The memory of every strategy on a machine, from the model's configuration alone."""
     from sft_toolkit.planning.command import plan_run
@@ -62,6 +66,7 @@ def plan(config: str | Path, overrides: Sequence[str], machine: Asked) -> Plan:
     return plan_run(checked, check_run(checked).args, machine)
 
 
+@environment_kept()
 def check(config: str | Path, overrides: Sequence[str] = ()) -> str:
     """The resolved configuration and DeepSpeed settings, after all checks that need no model; raises what is wrong."""
     checked = load_config(config, overrides)

@@ -25,6 +25,7 @@ from sft_toolkit.config_file.findings import Findings
 from sft_toolkit.config_file.overrides import apply_override
 from sft_toolkit.config_file.tree import read_tree
 from sft_toolkit.config_file.written import callbacks_as_written, lora_as_written, to_yaml
+from sft_toolkit.errors import ConfigError
 
 
 @dataclass
@@ -56,6 +57,7 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Run
     Raises:
         ConfigError: with all problems, each as `run.yaml:12: training.learning_rat: what is wrong; what is right`.
     """
+    _refuse_other_types(path, overrides)
     findings = Findings(str(path))
     tree = read_tree(str(path), findings)
     for override in overrides:
@@ -87,6 +89,22 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Run
     findings.raise_any()
     config.warnings = findings.warnings
     return config
+
+
+def _refuse_other_types(path: Any, overrides: Any) -> None:
+    """What a call from Python may hand over: a mapping for the file, one text for the list of overrides."""
+    problems = []
+    if not isinstance(path, (str, PathLike)):
+        problems.append(f"the configuration is a {type(path).__name__}; expected the path of a YAML or JSON file")
+    if isinstance(overrides, Mapping):
+        shown = ", ".join(f"'{key}={value}'" for key, value in overrides.items())
+        problems.append(f"overrides are a mapping; expected a list: [{shown}]")
+    elif isinstance(overrides, str) or not isinstance(overrides, Sequence):
+        problems.append(f"overrides are {overrides!r}; expected a list, such as ['training.max_steps=10']")
+    elif any(not isinstance(override, str) for override in overrides):
+        problems.append(f"overrides are {list(overrides)!r}; each is a text: section.key=value")
+    if problems:
+        raise ConfigError(problems)
 
 
 def resolved_yaml(config: RunConfig, training: Mapping[str, Any] | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -46,3 +47,16 @@ def traceback_of(error: BaseException) -> str | None:
     """The file that `leave_traceback` has written."""
     path: str | None = getattr(error, _TRACEBACK, None)
     return path
+
+
+def user_code_of(error: BaseException) -> str | None:
+    """The innermost line of the user's own code that this toolkit called, as `file.py:12, in on_step_end`."""
+    ours = str(Path(__file__).parent)
+    installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    found, called_by_us = None, False
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith(ours):
+            called_by_us = True
+        elif called_by_us and not frame.filename.startswith((*installed, "<")):
+            found = f"{os.path.basename(frame.filename)}:{frame.lineno}, in {frame.name}"
+    return found

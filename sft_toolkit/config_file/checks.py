@@ -8,9 +8,10 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from sft_toolkit.args import (
+    Backend,
     DataArguments,
     DistributedArguments,
     EvaluationArguments,
@@ -107,11 +108,17 @@ def check_training(training: dict[str, Any], findings: Findings) -> None:
     if resume not in ("auto", "never") and not at_home(resume).is_dir():
         looks_like = near(resume, ["auto", "never"])
         hint = f"; did you mean '{looks_like}'?" if looks_like else f": {missing(resume)}"
+        hint = ", a file" if at_home(resume).exists() else hint
         findings.add("training.resume", f"expected auto, never or the folder of a checkpoint, not '{resume}'{hint}")
 
 
 def check_distributed(distributed: DistributedArguments, training: dict[str, Any], findings: Findings) -> None:
     """`distributed`: offload has a strategy that can do it, the DeepSpeed file is there and is the only source."""
+    backend = distributed.backend
+    if backend not in get_args(Backend) and not findings.wrote("distributed.backend"):
+        names = ", ".join(get_args(Backend))
+        hint = did_you_mean(backend, get_args(Backend))
+        findings.add("training.ddp_backend", f"expected one of {names}, not {backend}{hint}")
     for key, ours in (("deepspeed", "deepspeed"), ("ddp_backend", "backend")):
         if training.get(key) is not None and getattr(distributed, ours) not in (None, "auto", training[key]):
             findings.add(f"training.{key}", f"contradicts distributed.{ours}; keep one of them")

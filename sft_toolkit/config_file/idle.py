@@ -30,7 +30,7 @@ def warn_of_idle_keys(
         *_model(model),
         *_sources(findings),
         *_data(data),
-        *_training(training),
+        *_training(training, bool(data.eval or data.val_split)),
         *_distributed(distributed),
         *_evaluation(evaluation),
     ]:
@@ -64,7 +64,7 @@ def _data(data: DataArguments) -> Iterator[tuple[str, str]]:
         yield f"data.{name}", "it belongs to data.on_bad_row: drop"
 
 
-def _training(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _training(training: Mapping[str, Any], held_out: bool) -> Iterator[tuple[str, str]]:
     idle = [
         (key, f"training.{strategy} is {training[strategy]}")
         for key, strategy, others in (
@@ -76,6 +76,13 @@ def _training(training: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ]
     if training.get("max_steps", -1) > 0:
         idle.append(("num_train_epochs", f"training.max_steps: {training['max_steps']} decides"))
+    evaluates = training.get("eval_strategy", "epoch" if held_out else "no") != "no"
+    if training.get("do_train") is False:
+        yield "training.do_train", "train trains; prepare and check do not"
+    if training.get("do_eval", evaluates) != evaluates:
+        yield "training.do_eval", f"training.eval_strategy decides, and is {'set' if evaluates else 'no'}"
+    if training.get("do_predict"):
+        yield "training.do_predict", "nothing predicts here; evaluation.generate answers held-out rows"
     for key, message in idle:
         if training.get(key, _TRAINING_DEFAULTS[key]) != _TRAINING_DEFAULTS[key]:
             yield f"training.{key}", message

@@ -94,6 +94,8 @@ def read_training(node: yaml.Node | None, distributed: DistributedArguments, fin
             training["resume"] = "auto" if folder == "true" else folder
     if isinstance(training.get("deepspeed"), str) and distributed.deepspeed is None:
         distributed.deepspeed = training.pop("deepspeed")
+    if training.get("ddp_backend") is not None and distributed.backend in ("auto", training["ddp_backend"]):
+        distributed.backend = training.pop("ddp_backend")
     if "fsdp" in training and distributed.strategy in ("auto", "fsdp"):
         asked = training["fsdp"]
         if asked is True or (isinstance(asked, str) and asked):

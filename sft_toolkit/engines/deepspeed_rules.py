@@ -58,6 +58,11 @@ def impossible(config: Mapping[str, Any], args: TrainingArguments) -> Iterator[s
     if stage != 3 and _device(config, "offload_param") != "none":
         yield f"zero_optimization.offload_param: needs stage 3, and the stage is {stage}"
     yield from _optimizer_problems(config, str(getattr(args.optim, "value", args.optim)))
+    if "optimizer" in config and getattr(args, "lora_plus_ratio", None) is not None:
+        yield (
+            "optimizer: DeepSpeed's own has one learning rate, and training.lora_plus_ratio asks for two; take "
+            "'optimizer' out of the settings, and training.optim is used"
+        )
 
 
 def _optimizer_problems(config: Mapping[str, Any], name: str) -> Iterator[str]:

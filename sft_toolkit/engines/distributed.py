@@ -11,9 +11,9 @@ import gc
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
-from sft_toolkit.args import DistributedArguments, Strategy
+from sft_toolkit.args import Backend, DistributedArguments, Strategy
 from sft_toolkit.engines.deepspeed_config import (
     STAGE_OF,
     build_deepspeed_config,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from sft_toolkit.training_args import SFTArguments
 
-BACKENDS = ["auto", "nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"]
+BACKENDS = get_args(Backend)
 LAUNCHERS = (
     "`torchrun --nproc_per_node 2 train.py ...` starts two on any machine, "
     "`accelerate launch --multi_gpu --num_processes 2 train.py ...` too, also on a CPU"

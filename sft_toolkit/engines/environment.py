@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
 _PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 _NAMES = {
     # transformers.trainer_utils.enable_full_determinism
@@ -28,8 +26,9 @@ _NAMES = {
     "XLA_DOWNCAST_BF16",
     "DEEPSPEED_USE_HPU",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
-    # torch._dynamo when it is imported, which the first optimizer does
+    # torch._dynamo when it is imported, which `import peft` and the first optimizer do; its compiled code
     "TORCHINDUCTOR_CACHE_DIR",
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
 }
 # Not among them: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_PORT. They describe the process group, which lives on.
 
@@ -115,6 +114,8 @@ def _set(variables: Mapping[str, str | None]) -> None:
 
 
 def _determinism() -> dict[str, bool]:
+    import torch  # not at the top: commands keep the environment around their first import of it
+
     return {
         "algorithms": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -126,6 +127,8 @@ def _determinism() -> dict[str, bool]:
 def _set_determinism(switches: Mapping[str, bool]) -> None:
     if switches == _determinism():
         return
+    import torch
+
     torch.use_deterministic_algorithms(switches["algorithms"], warn_only=switches["warn_only"])
     torch.backends.cudnn.deterministic = switches["cudnn"]
     torch.backends.cudnn.benchmark = switches["benchmark"]

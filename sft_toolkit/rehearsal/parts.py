@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from accelerate.utils import DynamoBackend, GradientAccumulationPlugin
+from accelerate.utils import DynamoBackend
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
@@ -23,6 +23,8 @@ from transformers.utils.import_utils import is_liger_kernel_available, is_torch_
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
 from sft_toolkit.options import option_problems
+from sft_toolkit.rehearsal import engine
+from sft_toolkit.rehearsal.mappings import mapping_problems
 
 if TYPE_CHECKING:
     from sft_toolkit.rehearsal.draft import Draft
@@ -32,6 +34,11 @@ _GIVEN_BY_TRAINER = ("optimizer", "num_warmup_steps", "num_training_steps", "las
 # transformers calls these without options (transformers.optimization.get_scheduler).
 _WITHOUT_OPTIONS = ("constant", "constant_with_warmup")
 _STEPS_TRIED = 50
+# What DeepSpeed settings with such an entry take the place of; another `optim` is refused (`deepspeed_rules`).
+_INSTEAD = {
+    "optimizer": ("optim_args", "optim_target_modules"),
+    "scheduler": ("lr_scheduler_type", "lr_scheduler_kwargs"),
+}
 # Tracker -> package and module, where its own name is neither.
 _PACKAGES = {
     "azure_ml": ("azureml-sdk", "azureml"),
@@ -48,7 +55,8 @@ def training_problems(args: Draft, written: Mapping[str, Any]) -> Iterator[str]:
     yield from _compiler(args)
     yield from _kernels(args)
     yield from _loss(args)
-    yield from _accelerator(args)
+    yield from mapping_problems(args, written)
+    yield from (f"DeepSpeed settings: {problem}" for problem in engine.key_problems(cast(Any, args.deepspeed) or {}))
     yield from _ours(args)
     yield from _hub(args)
 
@@ -56,8 +64,9 @@ def training_problems(args: Draft, written: Mapping[str, Any]) -> Iterator[str]:
 def without_effect(args: Draft, written: Mapping[str, Any]) -> Iterator[str]:
     """Keys that the user wrote and nothing reads."""
     optimizer, schedule = _name(args.optim), _name(args.lr_scheduler_type)
-    if args.optim_args and not _reads_optim_args(args):
-        yield f"training.optim_args: optim: {optimizer} takes none of them; they have no effect"
+    for item in (args.optim_args or "").replace(" ", "").split(","):
+        if item.count("=") == 1 and not _is_read(item, args):
+            yield f"training.optim_args: {item.partition('=')[0]} has no effect: optim: {optimizer} does not read it"
     if args.optim_target_modules and not optimizer.startswith(_LOW_RANK):
         yield f"training.optim_target_modules: has no effect with optim: {optimizer}"
     if schedule == "constant" and written.get("warmup_steps"):
@@ -68,6 +77,18 @@ def without_effect(args: Draft, written: Mapping[str, Any]) -> Iterator[str]:
         for name in ("hub_model_id", "hub_token", "hub_private_repo", "hub_revision"):
             if written.get(name) is not None:
                 yield f"training.{name}: has no effect without push_to_hub: true"
+    settings = cast(Mapping[str, Any], args.deepspeed or {})
+    yield from (f"DeepSpeed settings: {key}" for key in engine.unread_keys(settings))
+    for part, names in _INSTEAD.items():
+        for name in names if part in settings else ():
+            if written.get(name) not in (None, {}, _name(TrainingArguments.__dataclass_fields__[name].default)):
+                yield f"training.{name}: has no effect: the DeepSpeed settings have '{part}'"
+    for name in ("include_for_metrics", "batch_eval_metrics"):
+        if written.get(name):
+            yield f"training.{name}: has no effect: it is for compute_metrics, which Trainer takes in Python"
+    for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
+        if written.get(name) and not args.activation_checkpointing:
+            yield f"training.{name}: has no effect without activation_checkpointing: true"
     if written.get("fsdp_config") and not args.fsdp:
         yield "training.fsdp_config: has no effect without fsdp: true"
 
@@ -107,12 +128,24 @@ def _fails_without_options(args: Any, model: Any) -> Exception | None:
     return None
 
 
-def _reads_optim_args(args: Any) -> bool:
-    plain = copy.copy(args)
-    plain.optim_args = None
+def _is_read(item: str, args: Any) -> bool:
+    """Whether an entry of `optim_args` changes how the optimizer is made, with its value or, where that is the default,
+    with another."""
+    name, _, value = item.partition("=")
+    try:
+        other = str(float(value) + 1) if "." in value or "e" in value.lower() else str(int(value) + 1)
+    except ValueError:
+        other = {"true": "False", "false": "True"}.get(value.lower(), f"{value}x")
     model: Any = nn.Sequential(nn.Linear(2, 2, bias=False))
-    with_them, without = (Trainer.get_optimizer_cls_and_kwargs(tried, model)[1] for tried in (args, plain))
-    return repr(with_them) != repr(without)
+    made = []
+    for optim_args in (item, f"{name}={other}", None):
+        tried = copy.copy(args)
+        tried.optim_args = optim_args
+        try:
+            made.append(repr(Trainer.get_optimizer_cls_and_kwargs(tried, model)[1]))
+        except Exception:  # it was read, if only to be refused
+            return True
+    return len(set(made)) > 1
 
 
 def _schedule(args: Any) -> Iterator[str]:
@@ -202,22 +235,12 @@ def _loss(args: Any) -> Iterator[str]:
         )
 
 
-def _accelerator(args: Any) -> Iterator[str]:
-    options = args.accelerator_config
-    if options.use_configured_state:
-        yield "training.accelerator_config: use_configured_state belongs to a program that has made its own state"
-    given = options.gradient_accumulation_kwargs or {}
-    if "num_steps" in given:
-        yield "training.accelerator_config: num_steps is training.gradient_accumulation_steps here"
-        return
-    for problem in option_problems(GradientAccumulationPlugin, given, given=("num_steps",)):
-        yield f"training.accelerator_config: gradient_accumulation_kwargs: {problem}"
-
-
 def _ours(args: Any) -> Iterator[str]:
     from sft_toolkit.training.gradients import gradient_transform_of
     from sft_toolkit.training.intake import refuse_unsupported
+    from sft_toolkit.training.saving_behind import async_save_problems
 
+    yield from (f"training.{problem}" for problem in async_save_problems(args))
     if args.label_names is not None and "labels" not in args.label_names:
         yield "training.label_names: prepared rows have their labels in 'labels'; leave it out"
     try:

@@ -92,6 +92,9 @@ def _distributed_values(training: dict[str, Any], distributed: DistributedArgume
 
 
 def _parallelism(options: dict[str, Any]) -> ParallelismConfig:
+    problems = option_problems(ParallelismConfig, options)
+    if problems:
+        raise ConfigError([f"training.parallelism_config: {problem}" for problem in problems])
     try:
         return ParallelismConfig(**options)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -99,7 +102,8 @@ def _parallelism(options: dict[str, Any]) -> ParallelismConfig:
 
 
 # Objects, and keys that another key or section decides: written back only as the user wrote them.
-_AS_GIVEN = ("accelerator_config", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "ddp_backend")
+_AS_GIVEN = ("accelerator_config", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "ddp_backend", "do_train",
+             "do_eval", "do_predict")  # fmt: skip
 # `precision` says it, the new name says it, the launcher says it, a secret.
 _NEVER = ("bf16", "fp16", "gradient_checkpointing", "gradient_checkpointing_kwargs", "local_rank", "hub_token")
 

@@ -62,7 +62,7 @@ ON_THE_WAY = (
     "callbacks",
 )
 # Where things lie and how to go on: says nothing about the run itself.
-NO_PART_OF_IT = ("training.resume", "training.output_dir", "data.cache_dir")
+NO_PART_OF_IT = ("training.resume", "training.output_dir", "data.cache_dir", "training.do_")
 
 Changes = dict[str, tuple[Any, Any]]
 

@@ -35,7 +35,8 @@ def test_what_no_check_foresaw(workshop: Workshop, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sft_toolkit.assemble.build_model", broken)
     outcome = workshop.run("train")
     assert outcome.code == 1
-    assert "error: while loading the model: RuntimeError: a wheel came off\n" in outcome.err
+    place = f"(test_left_behind.py:{broken.__code__.co_firstlineno + 1}, in broken)"  # the user's code, not ours
+    assert f"error: while loading the model: RuntimeError: a wheel came off {place}\n" in outcome.err
     assert f"(the traceback is in {workshop.out / 'error.txt'})" in outcome.err
     assert "Traceback" not in outcome.err
     assert "a wheel came off" in (workshop.out / "error.txt").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -224,6 +224,11 @@ def test_an_optimizer_in_the_json_does_not_silently_win(tmp_path: Path) -> None:
     assert problems_of(settings, arguments(tmp_path, optim="sgd")) == [
         "the DeepSpeed settings: optimizer: the JSON's 'AdamW' would replace training.optim: sgd; drop one of the two"
     ]
+    args = arguments(tmp_path, optim="adamw_torch")
+    cast(Any, args).lora_plus_ratio = 4.0  # of SFTArguments
+    assert problems_of(settings, args)[0].startswith(
+        "the DeepSpeed settings: optimizer: DeepSpeed's own has one learning"
+    )
 
 
 def test_the_launchers_settings(tmp_path: Path) -> None:

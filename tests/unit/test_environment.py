@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from sft_toolkit import assemble, commands
 from sft_toolkit.engines.environment import Footprint, environment_kept, without_variable
+from sft_toolkit.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +63,21 @@ def test_a_footprint_stands_only_while_its_trainer_works() -> None:
         os.environ["ACCELERATE_USE_FSDP"] = "true"
     assert not {"ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "CUBLAS_WORKSPACE_CONFIG"} & set(os.environ)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("command", [commands.check, commands.prepare_only, commands.preview, assemble.run])
+def test_a_command_leaves_the_environment_as_it_was(
+    command: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def writes(*args: Any) -> None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = "as the first import of peft does"
+        raise ConfigError("stop here")
+
+    for name in ("commands.check_run", "commands.prepare_data", "assemble.refuse_start"):
+        monkeypatch.setattr(f"sft_toolkit.{name}", writes)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    file = tmp_path / "run.yaml"
+    file.write_text(f"model: {{name_or_path: a/b}}\ndata: {{train: a/b}}\ntraining: {{output_dir: {tmp_path}/out}}\n")
+    with pytest.raises(ConfigError, match="stop here"):
+        command(str(file))
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

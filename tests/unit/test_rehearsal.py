@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+import types
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from sft_toolkit.args import (
@@ -22,9 +24,10 @@ from sft_toolkit.args import (
     SourceArguments,
 )
 from sft_toolkit.config import RunConfig
+from sft_toolkit.engines.deepspeed_config import build_deepspeed_config
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.rehearsal import Rehearsal, rehearse
-from sft_toolkit.rehearsal.engine import resolved_settings
+from sft_toolkit.rehearsal import Rehearsal, mappings, rehearse
+from sft_toolkit.rehearsal.engine import key_problems, resolved_settings, unread_keys
 from sft_toolkit.running.arguments import arguments_from, as_written
 from sft_toolkit.training_args import SFTArguments
 
@@ -79,6 +82,18 @@ def named(name: str, **options: Any) -> dict[str, Any]:
         ({"accelerator_config": {"gradient_accumulation_kwargs": {"a": 1}}}, "accelerator_config",
          "unknown option 'a'"),
         ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}}, "accelerator_config", "num_steps"),
+        ({"accelerator_config": {"split_batches": "maybe"}}, "accelerator_config",
+         "option 'split_batches': expected true or false, not 'maybe'"),
+        ({"parallelism_config": {"foo": 1}}, "parallelism_config", "unknown option 'foo'"),
+        ({"activation_checkpointing_kwargs": {"foo": 1}}, "activation_checkpointing_kwargs",
+         "unknown option 'foo' (accepted: every_n_layers, offload, use_reentrant, preserve_rng_state"),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": "maybe"}}, "gradient_checkpointing_kwargs",
+         "option 'use_reentrant': expected true or false, not 'maybe'"),
+        ({"activation_checkpointing_kwargs": {"every_n_layers": 0}}, "activation_checkpointing_kwargs",
+         "every_n_layers: 0 is below the minimum, 1"),
+        ({"fsdp_config": {"fsdp_cpu_offlod": True}}, "fsdp_config",
+         "unknown option 'fsdp_cpu_offlod'; did you mean 'cpu_offload'?"),
+        ({"fsdp_config": {"cpu_offload": "maybe"}}, "fsdp_config", "expected true or false, not 'maybe'"),
         ({"label_names": ["x"]}, "label_names", "in 'labels'"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy", "sampler: by_length"),
         ({"debug": "tpu_metrics_debug"}, "debug", "needs torch_xla"),
@@ -218,7 +233,16 @@ def test_the_hub_needs_a_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("training", "warning"),
     [
-        ({"optim_args": "a=1"}, "training.optim_args: optim: adamw_torch_fused takes none of them"),
+        ({"optim_args": "a=1"},
+         "training.optim_args: a has no effect: optim: adamw_torch_fused does not read it"),
+        ({"optim_args": "rank=128,a=1", "optim": "sgd"}, "training.optim_args: rank has no effect: optim: sgd"),
+        ({"include_for_metrics": ["inputs"]}, "training.include_for_metrics: has no effect: it is for compute_metrics"),
+        ({"activation_checkpointing": False, "activation_checkpointing_kwargs": {"use_reentrant": True}},
+         "training.activation_checkpointing_kwargs: has no effect without activation_checkpointing: true"),
+        ({"deepspeed": {"zero_optimization": {"stage": 1}, "gradient_cliping": 1}},
+         "DeepSpeed settings: gradient_cliping: has no effect: DeepSpeed has no such key; did you mean"),
+        ({"deepspeed": {"zero_optimization": {"stage": 1}, "scheduler": {}}, "lr_scheduler_type": "cosine"},
+         "training.lr_scheduler_type: has no effect: the DeepSpeed settings have 'scheduler'"),
         ({"warmup_steps": 3, "lr_scheduler_type": "constant"},
          "training.warmup_steps: has no effect with lr_scheduler_type: constant; take constant_with_warmup"),
         ({"hub_model_id": "a/b"}, "training.hub_model_id: has no effect without push_to_hub: true"),
@@ -260,3 +284,34 @@ def test_the_deepspeed_settings_are_resolved_by_the_arguments() -> None:
     ] == [16, 8, 2]
     assert settings["gradient_clipping"] == 0.5
     assert resolved_settings(rehearse(config()).args) is None
+
+
+def test_every_key_of_the_ready_deepspeed_settings_is_one_of_deepspeeds() -> None:
+    found = build_deepspeed_config(3, "cpu", "cpu")
+    assert [*key_problems(found), *unread_keys(found)] == []
+    zero = {"stage": 3, "stage3_gather_16bit_weights_on_model_sav": True}
+    (problem,) = key_problems({"zero_optimization": zero})
+    assert problem.endswith("DeepSpeed has no such key; did you mean 'stage3_gather_16bit_weights_on_model_save'?")
+
+
+def test_kernels_that_liger_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(rope: bool = True, rms_norm: bool = True, model: Any = None) -> None: ...
+
+    stand_in = types.SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"llama": apply})
+    monkeypatch.setattr(mappings, "import_module", lambda name: stand_in)
+    monkeypatch.setattr(mappings, "is_liger_kernel_available", lambda: True)
+    written = {"use_liger_kernel": True, "liger_kernel_config": {"rope": True, "rms_nrm": False}}
+    args = rehearse(config()).args
+    assert list(mappings.mapping_problems(args, written)) == [
+        "training.liger_kernel_config: unknown kernel 'rms_nrm'; did you mean 'rms_norm'? (known: rms_norm, rope)"
+    ]
+
+
+def test_the_signature_of_checkpointing_is_that_of_torch_and_trainer() -> None:
+    ours = set(inspect.signature(mappings._checkpoint).parameters)
+    layers = inspect.signature(PreTrainedModel.activation_checkpointing_enable).parameters
+    of_torch = inspect.signature(torch.utils.checkpoint.checkpoint).parameters
+    not_from_a_file = {"self", "activation_checkpointing_kwargs", "function", "args", "kwargs", "context_fn"}
+    assert (
+        ours == {*layers, *of_torch, "preserve_rng_state"} - not_from_a_file
+    )  # torch takes that one out of its kwargs

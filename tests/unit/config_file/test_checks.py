@@ -102,6 +102,7 @@ class TestChecks:
         for value in ("auto", "never", "out/checkpoint-10"):
             assert load(training(f"resume: {value}")).training["resume"] == value
         expected = "run.yaml:5: training.resume: expected auto, never or the folder of a checkpoint, not "
+        assert problems(training("resume: train.jsonl")) == [f"{expected}'train.jsonl', a file"]
         assert problems(training("resume: nevr")) == [f"{expected}'nevr'; did you mean 'never'?"]
         assert problems(training("resume: out/checkpoint-11")) == [
             f"{expected}'out/checkpoint-11': no such file or folder; did you mean 'out/checkpoint-10'?"
@@ -140,7 +141,7 @@ class TestChecks:
             "run.yaml:5: training.fsdp: contradicts distributed.strategy: zero2; keep one of them"
         ]
 
-    def test_distributed(self, problems: Problems, folder: Path) -> None:
+    def test_distributed(self, problems: Problems, load: Load, folder: Path) -> None:
         (folder / "ds.json").write_text("{}")
         distributed = MINIMAL + "distributed: {%s}\n"
         assert problems(distributed % "deepspeed: ds.jsn") == [
@@ -154,6 +155,12 @@ class TestChecks:
         assert problems(distributed % "strategy: zero2, offload_param: nvme") == [
             "run.yaml:4: distributed.offload_param: needs distributed.strategy zero3, not zero2",
             "run.yaml:4: distributed.offload_param: nvme needs distributed.nvme_path, a folder on a local disk",
+        ]
+        assert load(training("ddp_backend: gloo")).distributed.backend == "gloo"
+        assert load(training("ddp_backend: gloo")).training == {"output_dir": "out"}
+        assert problems(training("ddp_backend: glo")) == [
+            "run.yaml:5: training.ddp_backend: expected one of auto, nccl, gloo, mpi, xccl, hccl, cncl, mccl, not glo; "
+            "did you mean 'gloo'?"
         ]
         both = training("{a: b}").replace("  {a: b}", "  ddp_backend: nccl\n  deepspeed: {a: 1}")
         assert problems(both + "distributed: {backend: gloo, deepspeed: ds.json}\n") == [

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -156,3 +157,21 @@ def test_the_resolved_text_is_complete_and_holds_no_secret(load: Load) -> None:
         "name_or_path", "revision", "gguf_file", "dtype", "attn_implementation", "quantize", "trust_remote_code",
         "chat_template",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "overrides", "problem"),
+    [
+        ({"model": {}}, [], "the configuration is a dict; expected the path of a YAML or JSON file"),
+        (None, [], "the configuration is a NoneType; expected the path of a YAML or JSON file"),
+        ("x.yaml", "training.max_steps=1",
+         "overrides are 'training.max_steps=1'; expected a list, such as ['training.max_steps=10']"),
+        ("x.yaml", {"training.max_steps": 1}, "overrides are a mapping; expected a list: ['training.max_steps=1']"),
+        ("x.yaml", [("training.max_steps", 1)],
+         "overrides are [('training.max_steps', 1)]; each is a text: section.key=value"),
+    ],
+)  # fmt: skip
+def test_what_a_call_from_python_hands_over(path: Any, overrides: Any, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    assert caught.value.problems == [problem]
