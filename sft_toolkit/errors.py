@@ -30,7 +30,7 @@ class DataError(ValueError):
     exit_code = 2
 
     def __init__(self, message: str) -> None:
-        # What a worker of a DataLoader raises, torch raises again as `type(error)("Caught ... Original Traceback ...")`.
+        # What a loader's worker raises, torch raises again as `type(error)("Caught ... Original Traceback ...")`.
         super().__init__(message.rpartition(f"\n{__name__}.DataError: ")[2].rstrip("\n"))
 
 

@@ -15,6 +15,25 @@ from transformers import PreTrainedTokenizerBase
 from sft_toolkit.data.collate import IGNORED
 
 
+_UNSEEN = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},  # ESC is shown as the sign ␛
+    0x7F: "\u2421",
+    **{
+        code: f"\\u{code:04x}"
+        for codes in (range(0x80, 0xA0), range(0x2028, 0x202F), range(0x2066, 0x206A), [0x200B, 0xFEFF])
+        for code in codes
+    },
+}
+
+
+def readable(text: str) -> str:
+    """The text with signs for what can't be seen, or would command a terminal or turn the direction of writing.
+
+    Line ends, tabs, and what joins or selects glyphs stay as they are.
+    """
+    return text.translate(_UNSEEN)
+
+
 @dataclass(frozen=True)
 class Piece:
     """Neighbouring tokens of one kind.
@@ -52,8 +71,12 @@ def records(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, rows: int) -> I
 
 
 def json_lines(shown: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """One JSON object a line, without a line end."""
-    return (json.dumps(record, ensure_ascii=False) for record in shown)
+    """One JSON object a line, without a line end.
+
+    JSON may hold U+0085, U+2028 and U+2029 as they are, but for Python's `splitlines` a line ends there.
+    """
+    texts = (json.dumps(record, ensure_ascii=False) for record in shown)
+    return (text.translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}) for text in texts)
 
 
 def pieces(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
@@ -93,15 +116,19 @@ def terminal(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase, color: 
 
 
 MARKS = ("⟦", "⟧")
+LINE_END = "↵"
 _GREEN, _DIM, _INVERTED, _RESET = "\033[32m", "\033[2m", "\033[7m", "\033[0m"
 
 
 def _painted(piece: Piece, color: bool) -> str:
+    text = readable(piece.text)
+    if piece.supervised:
+        text = text.replace("\n", f"{LINE_END}\n")  # a learned line end has no colour to be seen by
     if not color:
-        return piece.text.join(MARKS) if piece.supervised else piece.text
+        return text.join(MARKS) if piece.supervised else text
     style = (_GREEN if piece.supervised else _DIM) + (_INVERTED if piece.special else "")
     # Styles end at each line end, so that a pager or a narrow terminal never paints its margin.
-    return "\n".join(f"{style}{line}{_RESET}" if line else "" for line in piece.text.split("\n"))
+    return "\n".join(f"{style}{line}{_RESET}" if line else "" for line in text.split("\n"))
 
 
 def stopping(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, end_of_turn: tuple[str, int] | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sft_toolkit.data import preview_bins
-from sft_toolkit.data.preview import Piece, pieces, title
+from sft_toolkit.data.preview import LINE_END, Piece, pieces, readable, title
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --text: #1c2430; --soft: #66707f;
@@ -29,6 +29,7 @@ h2 { font-size: .85rem; font-weight: 600; margin: 0; padding: .6rem 1rem; color:
      border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 pre { margin: 0; padding: 1rem; font: .88rem/1.7 ui-monospace, monospace; white-space: pre-wrap;
       overflow-wrap: anywhere; color: var(--soft); }
+i { font-style: normal; opacity: .45; user-select: none; }
 .learn { background: var(--learn); color: var(--learn-text); border-radius: 3px; padding: .12em 0; }
 .light { background: color-mix(in srgb, var(--learn) 45%, transparent); border-bottom: 2px dotted; }
 .heavy { border-bottom: 2px solid; }
@@ -74,4 +75,5 @@ def _span(piece: Piece) -> str:
         place += f", weight {piece.weight:g}"
         classes.append("light" if piece.weight < 1.0 else "heavy")
     marked = f' class="{" ".join(classes)}"' if classes else ""
-    return f'<span{marked} title="{place}">{escape(piece.text)}</span>'
+    text = escape(readable(piece.text)).replace("\n", f"<i>{LINE_END}</i>\n")
+    return f'<span{marked} title="{place}">{text}</span>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from typing import Any, cast
 
 import datasets
@@ -55,6 +56,10 @@ def test_each_unbroken_run_of_learned_tokens_is_a_text_of_its_own() -> None:
 def test_text_beyond_ascii_stays_readable_in_json() -> None:
     line = next(preview.json_lines(preview.records(token_rows(("ä", "日本")), TOKENIZER, rows=5)))
     assert '"supervised": ["日本<|im_end|>"]' in line
+    rare = "x\u2028y\x85z\u2029"
+    line = next(preview.json_lines(preview.records(token_rows(("a", rare)), TOKENIZER, rows=1)))
+    assert line.splitlines() == [line]
+    assert json.loads(line)["supervised"] == [f"{rare}<|im_end|>"]
 
 
 def test_pieces_cover_the_row_and_know_their_kind() -> None:
@@ -83,6 +88,30 @@ def test_without_colour_learned_text_stands_in_brackets() -> None:
         "row 1 of chat.jsonl: 23 tokens, 2 supervised\n"
         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n⟦b⟧⟦<|im_end|>⟧\n"
     )
+
+
+HOSTILE = '</pre></script><img src=x onerror="alert(1)">\x1b[2J\x00\x7f\x9b\r\u202e\ufeff &lt;'
+READABLE = '</pre></script><img src=x onerror="alert(1)">␛[2J␀␡\\u009b␍\\u202e\\ufeff &lt;'
+
+
+def test_text_commands_neither_terminal_nor_browser() -> None:
+    record = first(token_rows((HOSTILE, f"👩\u200d👧 é\n{HOSTILE}\n")))
+    assert preview.terminal(record, TOKENIZER, color=False).split("\n")[2:] == [
+        f"{READABLE}<|im_end|>",
+        "<|im_start|>assistant",
+        "⟦👩\u200d👧 é↵",
+        f"{READABLE}↵",
+        "⟧⟦<|im_end|>⟧",
+        "",
+    ]
+    texts: list[str] = []
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)  # type: ignore[method-assign,misc]
+    parser.handle_data = texts.append  # type: ignore[method-assign]
+    parser.feed(page([record], TOKENIZER, "It will learn to stop."))
+    assert set(tags) == {*"html head meta title style body h1 p div span article h2 pre i".split()}
+    assert "".join(texts).count(READABLE) == 2
 
 
 def test_colour_marks_learned_text_and_control_tokens_and_ends_before_each_line_end() -> None:
@@ -129,7 +158,7 @@ def test_the_page_is_self_contained_and_escapes_the_text() -> None:
     html = page(preview.records(tokens, TOKENIZER, rows=1), TOKENIZER, "It will learn to stop.")
     assert '<p class="verdict">It will learn to stop.</p>' in html
     assert "<h2>row 1 of chat.jsonl: 30 tokens, 6 supervised</h2>" in html
-    assert '<span title="tokens 1 to 9">user\n&lt;b&gt;&amp;</span>' in html
+    assert '<span title="tokens 1 to 9">user<i>↵</i>\n&lt;b&gt;&amp;</span>' in html
     assert '<span class="learn" title="tokens 23 to 27">1 &lt; 2</span>' in html
     assert '<span class="learn special" title="token 28">&lt;|im_end|&gt;</span>' in html
     assert "<b>" not in html
