@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from sft_toolkit.data.collate import IGNORED
 
-
 _UNSEEN = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},  # ESC is shown as the sign ␛
     0x7F: "\u2421",

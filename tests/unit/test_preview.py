@@ -94,6 +94,21 @@ HOSTILE = '</pre></script><img src=x onerror="alert(1)">\x1b[2J\x00\x7f\x9b\r\u2
 READABLE = '</pre></script><img src=x onerror="alert(1)">␛[2J␀␡\\u009b␍\\u202e\\ufeff &lt;'
 
 
+class Read(HTMLParser):
+    """What a browser makes of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
 def test_text_commands_neither_terminal_nor_browser() -> None:
     record = first(token_rows((HOSTILE, f"👩\u200d👧 é\n{HOSTILE}\n")))
     assert preview.terminal(record, TOKENIZER, color=False).split("\n")[2:] == [
@@ -104,14 +119,11 @@ def test_text_commands_neither_terminal_nor_browser() -> None:
         "⟧⟦<|im_end|>⟧",
         "",
     ]
-    texts: list[str] = []
-    tags: list[str] = []
-    parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attributes: tags.append(tag)  # type: ignore[method-assign,misc]
-    parser.handle_data = texts.append  # type: ignore[method-assign]
-    parser.feed(page([record], TOKENIZER, "It will learn to stop."))
-    assert set(tags) == {*"html head meta title style body h1 p div span article h2 pre i".split()}
-    assert "".join(texts).count(READABLE) == 2
+    read = Read()
+    read.feed(page([record], TOKENIZER, "It will learn to stop."))
+    shown = ["html", "head", "meta", "title", "style", "body", "h1", "p", "div", "span", "article", "h2", "pre", "i"]
+    assert read.tags == set(shown)
+    assert read.text.count(READABLE) == 2
 
 
 def test_colour_marks_learned_text_and_control_tokens_and_ends_before_each_line_end() -> None:
