@@ -12,6 +12,8 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,7 @@ def is_repeated(output_dir: Path, config: RunConfig) -> bool:
         return False
     if _manifest(output_dir).get("asked_fingerprint") != as_asked(config):
         return False
-    return _nothing_to_do(output_dir)
+    return _nothing_to_do(output_dir, config)
 
 
 def leaves_nothing_to_do(output_dir: Path, config: RunConfig, training: Mapping[str, Any]) -> bool:
@@ -114,14 +116,31 @@ def leaves_nothing_to_do(output_dir: Path, config: RunConfig, training: Mapping[
         return False
     for key, (old, new) in changes.items():
         logger.info("%s: %r instead of %r changes nothing about a finished run", key, new, old)
-    return _nothing_to_do(output_dir)
+    return _nothing_to_do(output_dir, config)
 
 
-def _nothing_to_do(output_dir: Path) -> bool:
+def _nothing_to_do(output_dir: Path, config: RunConfig) -> bool:
     logger.info(
         "%s: this run is finished; nothing to do (training.resume=never in a new folder starts anew)", output_dir
     )
+    for file in _written_since(output_dir, config):
+        logger.warning(
+            "data.train: %s was written after this run had begun, which knows the file as it was before; to train on "
+            "what it says now, start anew in another training.output_dir",
+            file,
+        )
     return True
+
+
+def _written_since(output_dir: Path, config: RunConfig) -> list[Path]:
+    """Training files that are younger than the start of a run, told without reading them."""
+    try:
+        started = datetime.fromisoformat(_manifest(output_dir)["started_at"]).timestamp() + 1  # it has whole seconds
+    except (KeyError, TypeError, ValueError):
+        return []
+    named = [source.path for source in config.data.train]
+    files = [Path(path) for name in named for path in (sorted(glob(name, recursive=True)) or [name])]
+    return [file for file in files if file.is_file() and file.stat().st_mtime > started]
 
 
 # ---- Going on from a checkpoint --------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,15 @@ def nothing_to_do(workshop: Workshop, outcome: Outcome, before: dict[Path, int])
 
 def test_the_same_run_written_in_other_ways_is_finished(finished: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     before = times(finished.out)
-    nothing_to_do(finished, finished.run("train"), before)
+    again = finished.run("train")
+    nothing_to_do(finished, again, before)
+    assert "was written after" not in again.err
+
+    file = finished.folder / "train.jsonl"
+    os.utime(file, (time.time() + 60, time.time() + 60))
+    again = finished.run("train")
+    nothing_to_do(finished, again, before)
+    assert f"data.train: {file} was written after this run had begun" in again.err
 
     written = copy.deepcopy(finished.config)
     finished.config["training"]["learning_rate"] = 0.005
