@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sft_toolkit._version import __version__
+from sft_toolkit.engines.early_warning import early_warning_noted
 from sft_toolkit.engines.launch import launch_problems, read_launch
 from sft_toolkit.errors import CheckpointError, ConfigError, DataError, TrainingDivergedError
 from sft_toolkit.phases import phase_of, traceback_of, user_code_of
@@ -128,6 +129,11 @@ def _train(options: argparse.Namespace) -> int:
     problems = list(launch_problems(os.environ))
     if problems:  # before anything is read: ranks that can't find one another would wait for one another
         raise ConfigError(problems)
+    with early_warning_noted():
+        return _trained(options)
+
+
+def _trained(options: argparse.Namespace) -> int:
     from sft_toolkit.assemble import run
     from sft_toolkit.engines.distributed import leave_process_group
 

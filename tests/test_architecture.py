@@ -79,7 +79,14 @@ LAW: dict[str, set[str]] = {
     "model.loading": {"model.gguf", "model.source"},
     "lora": {"checkpoints.checkpoint", "model.gguf", "model.source", "checkpoints.weights_file"},
     "engines.parent": set(),
-    "callbacks": {"checkpoints.checkpoint", "model.freezing", "checkpoints.marker", "engines.parent"},
+    "engines.early_warning": set(),
+    "callbacks": {
+        "checkpoints.checkpoint",
+        "model.freezing",
+        "checkpoints.marker",
+        "engines.early_warning",
+        "engines.parent",
+    },
     "evaluation": set(),
     # the trainer
     "engines.nodes": {"engines.launch"},

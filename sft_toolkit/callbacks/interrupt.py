@@ -8,12 +8,13 @@ import signal
 import threading
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sft_toolkit.engines.early_warning import was_noted
 from sft_toolkit.engines.parent import is_orphaned
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class InterruptCallback(TrainerCallback):
             if number == signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             self._earlier[number] = signal.signal(number, self._note)
+        if was_noted(self._earlier.get(cast(int, EARLY_WARNING))):  # while the data was prepared
+            self._noted, self._warned = signal.SIGTERM, True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._noted is None and is_orphaned(self._launcher):

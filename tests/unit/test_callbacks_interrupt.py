@@ -19,6 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from sft_toolkit.callbacks import interrupt
 from sft_toolkit.callbacks.interrupt import InterruptCallback
+from sft_toolkit.engines.early_warning import early_warning_noted
 from tests.unit.callback_runs import arguments, state, stock_trainer
 
 
@@ -117,6 +118,29 @@ def test_an_early_warning_is_the_signal_that_it_announces(
     assert handlers["calls"] == []
     signal.raise_signal(signal.SIGTERM)
     assert handlers["calls"] == [signal.SIGTERM]
+
+
+def test_an_early_warning_before_the_training_stops_it_at_its_first_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    callback = InterruptCallback()
+    trainer = stock_trainer(tmp_path, [callback], max_steps=20)
+    earlier = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    with early_warning_noted():
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        trainer.train()
+        assert (trainer.state.global_step, callback.signal_received) == (1, signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR1)  # the final weights are being written
+    said = "SIGUSR1: nothing is trained at the moment, so there is nothing to save; going on until SIGTERM.\n"
+    assert capfd.readouterr().err.count(said) == 1
+    assert signal.signal(signal.SIGUSR1, earlier) is signal.SIG_DFL
+
+
+def test_a_handler_of_somebody_else_hears_the_early_warning(handlers: dict[Any, Any]) -> None:
+    with early_warning_noted():
+        signal.raise_signal(signal.SIGUSR1)
+    assert handlers["calls"] == [signal.SIGUSR1]
 
 
 def test_without_its_launcher_a_run_ends_as_at_a_sigterm(
