@@ -172,15 +172,3 @@ def test_rows_that_do_not_divide_are_counted_once(
     assert found["eval_loss"] == pytest.approx(alone["eval_loss"], rel=1e-5)
     saved = sorted(path.name for path in (folder / "uneven").glob("checkpoint-*"))
     assert saved == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
-
-
-def test_accelerates_deepspeed_launcher_leaves_the_settings_to_the_run(model_dir: str, tmp_path: Path) -> None:
-    asked = {"distributed": {"strategy": "zero3", "num_processes": 2}, "labels": [1, 15], "adapter": False}
-    arguments = {"model_dir": model_dir, "output_dir": str(tmp_path), "per_device_train_batch_size": 1, **asked}
-    first, _ = run_ranks("tests.distributed.workers:train", arguments, through="deepspeed")
-    assert first["block"].splitlines()[:4] == [
-        "processes   2 processes on 1 node, device cpu",
-        "strategy    zero3",
-        "precision   fp32",
-        "batch       1 x 1 accumulated x 2 ranks = 2",
-    ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_toolkit import SFTArguments, SFTTrainer
+from sft_toolkit.engines.engagement import describe, engaged
 from sft_toolkit.errors import ConfigError
 from tests.training import logged, lora, rows_with_labels
 
@@ -17,8 +18,8 @@ def train_all(model_dir: str, runs: list[dict[str, Any]]) -> list[Any]:
 
 def train_one(
     model_dir: str, output_dir: str, resume: str | None = None, adapter: bool = False, **changes: Any
-) -> list[float] | str:
-    """Losses of four updates, a checkpoint after the second; the message where the run is refused."""
+) -> dict[str, Any] | str:
+    """Losses of four updates, a checkpoint after the second, and the start-up block; a message where it is refused."""
     args = SFTArguments(
         output_dir=str(Path(output_dir)),
         per_device_train_batch_size=1,
@@ -37,4 +38,4 @@ def train_one(
         trainer.train(resume_from_checkpoint=resume)
     except ConfigError as error:
         return str(error)
-    return logged(trainer, "loss")
+    return {"loss": logged(trainer, "loss"), "block": describe(engaged(trainer))}
