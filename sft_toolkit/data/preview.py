@@ -130,6 +130,9 @@ def _painted(piece: Piece, color: bool) -> str:
     return "\n".join(f"{style}{line}{_RESET}" if line else "" for line in text.split("\n"))
 
 
+STOPS = "The model will learn to stop:"
+
+
 def stopping(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, end_of_turn: tuple[str, int] | None) -> str:
     """Whether the model will learn to end its answers, in words, from all rows of a token data set.
 
@@ -143,7 +146,7 @@ def stopping(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, end_of_turn: t
     rows, taught = len(tokens), _rows_with(tokens, ends)
     token = f"{end_of_turn[0]} (id {end_of_turn[1]})" if end_of_turn else "an end token"
     if rows and taught == rows:
-        return f"The model will learn to stop: {token} is supervised in all {rows:,} rows."
+        return f"{STOPS} {token} is supervised in all {rows:,} rows."
     if taught:
         return (
             f"The model will learn to stop from {taught:,} of {rows:,} rows; in the others no end token is supervised: "

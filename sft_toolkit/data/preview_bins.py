@@ -63,7 +63,7 @@ def in_words(shown: BinsShown) -> str:
 def section(shown: BinsShown) -> str:
     """For the page: a bar a bin, one segment a row."""
     bars = "\n".join(_figure(packed, number, shown.capacity) for number, packed in enumerate(shown.bins, 1))
-    return f'<h1 class="bins">Bins</h1>\n<p class="verdict">{escape(shown.summary)}</p>\n{bars}\n'
+    return f'<h1 class="bins">Bins</h1>\n<p>{escape(shown.summary)}</p>\n{bars}\n'
 
 
 def _figure(packed: dict[str, Any], number: int, capacity: int) -> str:

@@ -121,8 +121,8 @@ def test_text_commands_neither_terminal_nor_browser() -> None:
     ]
     read = Read()
     read.feed(page([record], TOKENIZER, "It will learn to stop."))
-    shown = ["html", "head", "meta", "title", "style", "body", "h1", "p", "div", "span", "article", "h2", "pre", "i"]
-    assert read.tags == set(shown)
+    inert = ["html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "div", "span", "article", "pre", "i"]
+    assert read.tags == {*inert, "small"}
     assert read.text.count(READABLE) == 2
 
 
@@ -167,8 +167,10 @@ def test_a_user_turn_that_ends_does_not_count_as_learned() -> None:
 
 def test_the_page_is_self_contained_and_escapes_the_text() -> None:
     tokens = token_rows(("<b>&", "1 < 2"))
-    html = page(preview.records(tokens, TOKENIZER, rows=1), TOKENIZER, "It will learn to stop.")
-    assert '<p class="verdict">It will learn to stop.</p>' in html
+    html = page(preview.records(tokens, TOKENIZER, rows=1), TOKENIZER, "The model will learn to stop: yes.")
+    assert '<p class="verdict">The model will learn to stop: yes.</p>' in html
+    doubted = page([], TOKENIZER, "The model will NOT learn to stop.")
+    assert '<p class="verdict doubt">The model will NOT learn to stop.</p>' in doubted
     assert "<h2>row 1 of chat.jsonl: 30 tokens, 6 supervised</h2>" in html
     assert '<span title="tokens 1 to 9">user<i>↵</i>\n&lt;b&gt;&amp;</span>' in html
     assert '<span class="learn" title="tokens 23 to 27">1 &lt; 2</span>' in html

@@ -166,5 +166,5 @@ def test_the_preview_shows_weights(tmp_path: Path) -> None:
     assert "assistant\n0.5×⟦b⟧⟦<|im_end|>⟧\n" in shown
     assert "assistant\n2×⟦b⟧⟦<|im_end|>⟧\n" in shown
     html = page([record], TOKENIZER, "verdict")
-    assert '<span class="learn light" title="token 20, weight 0.5">b</span>' in html
+    assert '<span class="learn light" title="token 20, weight 0.5"><small>0.5×</small>b</span>' in html
     assert '<span class="learn special heavy" title="token 44, weight 2">&lt;|im_end|&gt;</span>' in html
