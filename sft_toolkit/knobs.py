@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from sft_toolkit.errors import ConfigError
+from sft_toolkit.keywords import KnownKeywords
 from sft_toolkit.limits import problems_in
 
 
@@ -33,7 +34,7 @@ def knob(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-class Checked:
+class Checked(KnownKeywords):
     """Refuses values of a wrong type or outside their limits when it is made; only then, so that a field may be set."""
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from sft_toolkit.data.loading import Batches, batches_by_part, dataloader, evaluation_order, training_order
 from sft_toolkit.data.sampler import EpochSampler
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset
+from sft_toolkit.keywords import KnownKeywords
 from sft_toolkit.metering.accounting import Batch, EvalMeter, TokenMeter
 from sft_toolkit.metering.log_entry import add_to_log
 from sft_toolkit.model.modules import without_adapter
@@ -34,7 +35,7 @@ from sft_toolkit.training.saving import SavingTrainer
 from sft_toolkit.training_args import SFTArguments
 
 
-class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer):
+class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer, KnownKeywords):
     """Supervised fine-tuning with the constructor of `transformers.Trainer`, in the same order, plus `peft_config`.
 
     Args:

@@ -21,6 +21,7 @@ from sft_toolkit.engines.deepspeed_config import settings_of
 from sft_toolkit.engines.distributed import join_after_restart, start_process_group
 from sft_toolkit.engines.environment import environment_kept, without_variable
 from sft_toolkit.errors import ConfigError
+from sft_toolkit.keywords import KnownKeywords
 from sft_toolkit.knobs import knob
 from sft_toolkit.limits import beyond, problems_in
 from sft_toolkit.precision import Choice, choose, current_device
@@ -34,7 +35,7 @@ _TRUE = ("1", "true", "yes", "on", "y", "t")
 
 # repr=False keeps TrainingArguments' own, which hides tokens.
 @dataclass(repr=False)
-class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments):
+class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments, KnownKeywords):
     """`transformers.TrainingArguments` (positional order and all) with the fields of this toolkit.
 
     Defaults that differ: activation checkpointing is on (non-reentrant), the precision is chosen for the device, the
