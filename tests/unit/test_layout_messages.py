@@ -98,6 +98,18 @@ class TestMessages:
         turn = {"role": "tool", "content": "4", "tool_call_id": "c1", "name": None, "weight": 0}
         assert chat([turn]).messages == (Message("tool", "4", weight=0.0, extra={"tool_call_id": "c1"}),)
 
+    def test_train_false_is_a_weight_of_zero_and_no_text_for_the_template(self) -> None:
+        said = {"role": "assistant", "content": "x"}
+        for key in ("train", "training"):
+            assert chat([{**said, key: False}]).messages == (Message("assistant", "x", weight=0.0),)
+            assert chat([{**said, key: True}]).messages == (Message("assistant", "x"),)
+            assert chat([{**said, key: True, "weight": 0.5}]).messages == (Message("assistant", "x", weight=0.5),)
+        for wrong, message in (
+            ({"train": 0}, "message 1: 'train' is the number 0, not true or false"),
+            ({"train": False, "weight": 1}, "message 1: 'train' is false, but 'weight' is 1: leave one of them out"),
+        ):
+            assert reason("messages", {"messages": [{**said, **wrong}]}) == message
+
     @pytest.mark.parametrize(
         ("weight", "message"),
         [

@@ -123,6 +123,7 @@ class TestTokenized:
             {"labels": [-100, 6, 7]},
             {"labels": "[-100, 6, 7]"},
             {"loss_mask": [0, 1, 1]},
+            {"loss_mask": [False, True, True], "attention_mask": [True, True, True]},
             {"assistant_masks": [0, 1, 1]},
             {"assistant_mask": [0, 1, 1]},
             {"completion_mask": [0, 1, 1]},

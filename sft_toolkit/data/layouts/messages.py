@@ -10,6 +10,7 @@ from sft_toolkit.data.layouts.tools import tool_calls, tool_schemas
 from sft_toolkit.data.layouts.values import Row, as_text, describe, list_of, located, mapping, required, text
 
 _OWN_ROLES = {role: role for role in ROLES}
+_TRAIN = ("train", "training")
 
 
 def from_messages(row: Row, roles: Mapping[str, str]) -> Conversation:
@@ -38,13 +39,13 @@ def read_message(entry: dict[str, Any], roles: Mapping[str, str]) -> Message:
 
 
 def build_message(entry: dict[str, Any], role: str, role_key: str, content_key: str) -> Message:
-    """A message of this role; keys beside role, content, tool_calls and weight go to the template, nulls don't."""
-    own = {role_key, content_key, "tool_calls", "weight"}
+    """A message of this role; keys beside role, content, tool_calls, weight, train go to the template, nulls don't."""
+    own = {role_key, content_key, "tool_calls", "weight", *_TRAIN}
     return Message(
         role=role,
         content=read_content(entry.get(content_key), content_key),
         tool_calls=tool_calls(entry.get("tool_calls")),
-        weight=read_weight(entry.get("weight")),
+        weight=read_weight(entry),
         extra={key: value for key, value in entry.items() if key not in own and value is not None},
     )
 
@@ -78,13 +79,18 @@ def read_content(value: Any, name: str) -> str | None:
     return "".join(_part(part, number) for number, part in enumerate(value, 1))
 
 
-def read_weight(value: Any) -> float | None:
-    """The loss weight of a message, or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def read_weight(entry: Mapping[str, Any]) -> float | None:
+    """The loss weight of a message, or None: its `weight`, or 0 by `train: false`, as axolotl writes it."""
+    value = entry.get("weight")
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise RowError(f"'weight' is {describe(value)}, not a number")
-    return float(value)
+    flags = {key: entry[key] for key in _TRAIN if entry.get(key) is not None}
+    for key, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise RowError(f"{key!r} is {describe(flag)}, not true or false")
+        if value is not None and flag is not bool(value):
+            raise RowError(f"{key!r} is {describe(flag)}, but 'weight' is {value}: leave one of them out")
+    return 0.0 if False in flags.values() else None if value is None else float(value)
 
 
 def template_kwargs(row: Row) -> dict[str, Any]:

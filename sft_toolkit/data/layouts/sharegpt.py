@@ -53,7 +53,7 @@ def _message(entry: dict[str, Any], roles: Mapping[str, str]) -> Message:
     role = resolve_role(entry[role_key], roles, _ROLES)
     if role == _CALL:
         calls = _calls(entry.get(content_key))
-        return Message("assistant", None, calls, read_weight(entry.get("weight")))
+        return Message("assistant", None, calls, read_weight(entry))
     return build_message(entry, role, role_key, content_key)
 
 

@@ -22,7 +22,7 @@ def from_tokenized(row: Row) -> TokenRow:
     if row.get("labels") is not None:
         labels = _integers(row, "labels", smallest=IGNORED)
     elif mask is not None:
-        chosen = _same_length(_integers(row, mask, smallest=0), ids, mask)
+        chosen = _same_length(_mask(row, mask), ids, mask)
         labels = [i if on else IGNORED for i, on in zip(ids, chosen, strict=True)]
     else:
         known = ", ".join(("labels", *MASKS))
@@ -34,9 +34,14 @@ def from_tokenized(row: Row) -> TokenRow:
         labels = [label if weight else IGNORED for label, weight in zip(labels, weights, strict=True)]
     if row.get("attention_mask") is None:
         return TokenRow(ids, labels, weights)
-    real = _same_length(_integers(row, "attention_mask", smallest=0), ids, "attention_mask")
+    real = _same_length(_mask(row, "attention_mask"), ids, "attention_mask")
     kept = [i for i, on in enumerate(real) if on]
     return TokenRow([ids[i] for i in kept], [labels[i] for i in kept], weights and [weights[i] for i in kept])
+
+
+def _mask(row: Row, column: str) -> list[int] | list[bool]:
+    values = list_of(required(row, column), column)
+    return values if {*map(type, values)} == {bool} else _integers(row, column, smallest=0)
 
 
 def _integers(row: Row, column: str, smallest: int) -> list[int]:
