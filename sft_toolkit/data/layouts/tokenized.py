@@ -39,8 +39,8 @@ def from_tokenized(row: Row) -> TokenRow:
     return TokenRow([ids[i] for i in kept], [labels[i] for i in kept], weights and [weights[i] for i in kept])
 
 
-def _mask(row: Row, column: str) -> list[int] | list[bool]:
-    values = list_of(required(row, column), column)
+def _mask(row: Row, column: str) -> list[int]:
+    values: list[int] = list_of(required(row, column), column)
     return values if {*map(type, values)} == {bool} else _integers(row, column, smallest=0)
 
 
