@@ -126,7 +126,7 @@ class LoraArguments(Checked):
         "Scale numerator; the update is scaled by alpha / r. Default: a scale of 2, or that of `adapter`.",
         minimum=0.0,
     )
-    dropout: float = knob(0.0, "Dropout on the adapter's input.", minimum=0.0, maximum=1.0)
+    dropout: float = knob(0.0, "Dropout on the adapter's input.", minimum=0.0, below=1.0)
     targets: str | list[str] = knob("auto", "auto, all-linear, a regular expression, or module names.")
     modules_to_save: list[str] = knob(list, "Modules trained in full and saved with the adapter.")
     variant: Literal["lora", "rslora", "dora", "pissa", "olora", "loftq"] = knob("lora", "Kind of adapter.")

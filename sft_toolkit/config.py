@@ -85,7 +85,9 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Run
     training_rules.check_updates(config.training, findings)
     training_rules.check_loader(config.training, findings)
     training_rules.check_strategies(config.data, config.training, config.evaluation, config.callbacks, findings)
-    idle.warn_of_idle_keys(config.model, config.data, config.training, config.distributed, config.evaluation, findings)
+    idle.warn_of_idle_keys(
+        config.model, config.data, config.lora, config.training, config.distributed, config.evaluation, findings
+    )
     findings.raise_any()
     config.warnings = findings.warnings
     return config

@@ -74,6 +74,13 @@ def check_lora(lora: LoraArguments | None, findings: Findings) -> None:
         )
     elif lora.targets in ("all", "linear", "all_linear"):
         findings.add("lora.targets", f"no module has the name '{lora.targets}'; did you mean 'all-linear'?")
+    elif isinstance(lora.targets, str):
+        try:
+            re.compile(lora.targets)
+        except re.error as error:
+            findings.add("lora.targets", f"'{lora.targets}' is no regular expression: {error}")
+    if lora.alpha == 0:
+        findings.add("lora.alpha", "0 takes the adapter out of the model; leave it out for a scale of 2")
     if lora.adapter is None:
         return
     folder = at_home(lora.adapter)
@@ -89,6 +96,10 @@ def check_what_trains(lora: LoraArguments | None, training: dict[str, Any], find
         findings.add("training.trainable", "lora trains its adapter and nothing else; see lora.modules_to_save")
     if lora is None and training.get("lora_plus_ratio") is not None:
         findings.add("training.lora_plus_ratio", "it is the learning rate of an adapter, and there is no section lora")
+    if training.get("lora_plus_ratio") == 0:
+        findings.add(
+            "training.lora_plus_ratio", "0 keeps the B matrices at zero; leave it out to learn as the others do"
+        )
 
 
 def check_training(training: dict[str, Any], findings: Findings) -> None:

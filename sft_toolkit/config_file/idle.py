@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sft_toolkit.args import DataArguments, DistributedArguments, EvaluationArguments, ModelArguments
+from sft_toolkit.args import DataArguments, DistributedArguments, EvaluationArguments, LoraArguments, ModelArguments
 from sft_toolkit.config_file.findings import Findings
 from sft_toolkit.hints import at_home
 
@@ -20,6 +20,7 @@ _TRAINING_DEFAULTS = {"save_steps": 500, "eval_steps": None, "logging_steps": 10
 def warn_of_idle_keys(
     model: ModelArguments,
     data: DataArguments,
+    lora: LoraArguments | None,
     training: Mapping[str, Any],
     distributed: DistributedArguments,
     evaluation: EvaluationArguments,
@@ -30,6 +31,7 @@ def warn_of_idle_keys(
         *_model(model),
         *_sources(findings),
         *_data(data),
+        *_lora(lora),
         *_training(training, bool(data.eval or data.val_split)),
         *_distributed(distributed),
         *_evaluation(evaluation),
@@ -42,6 +44,12 @@ def _set(section: Any, *names: str) -> Iterator[str]:
     """Which of these fields differ from their default."""
     plain = type(section)()
     return (name for name in names if getattr(section, name) != getattr(plain, name))
+
+
+def _lora(lora: LoraArguments | None) -> Iterator[tuple[str, str]]:
+    if lora is not None and lora.adapter is None:
+        for name in _set(lora, "allow_other_base"):
+            yield f"lora.{name}", "it belongs to lora.adapter"
 
 
 def _model(model: ModelArguments) -> Iterator[tuple[str, str]]:
@@ -77,6 +85,10 @@ def _training(training: Mapping[str, Any], held_out: bool) -> Iterator[tuple[str
     if training.get("max_steps", -1) > 0:
         idle.append(("num_train_epochs", f"training.max_steps: {training['max_steps']} decides"))
     evaluates = training.get("eval_strategy", "epoch" if held_out else "no") != "no"
+    trackers = training.get("report_to") or []
+    if not {"all", "trackio"} & {*([trackers] if isinstance(trackers, str) else trackers)}:
+        names = (name for name, value in training.items() if name.startswith("trackio_") and value is not None)
+        idle += [(name, "it needs training.report_to: trackio") for name in names]
     if training.get("do_train") is False:
         yield "training.do_train", "train trains; prepare and check do not"
     if training.get("do_eval", evaluates) != evaluates:
@@ -84,7 +96,7 @@ def _training(training: Mapping[str, Any], held_out: bool) -> Iterator[tuple[str
     if training.get("do_predict"):
         yield "training.do_predict", "nothing predicts here; evaluation.generate answers held-out rows"
     for key, message in idle:
-        if training.get(key, _TRAINING_DEFAULTS[key]) != _TRAINING_DEFAULTS[key]:
+        if training.get(key) not in (None, _TRAINING_DEFAULTS.get(key)):
             yield f"training.{key}", message
 
 
@@ -96,5 +108,5 @@ def _distributed(distributed: DistributedArguments) -> Iterator[tuple[str, str]]
 
 def _evaluation(evaluation: EvaluationArguments) -> Iterator[tuple[str, str]]:
     if evaluation.generate == 0:
-        for name in _set(evaluation, "metrics", "max_new_tokens", "batch_size", "show"):
+        for name in _set(evaluation, "metrics", "max_new_tokens", "batch_size", "show", "while_training"):
             yield f"evaluation.{name}", "evaluation.generate is 0"

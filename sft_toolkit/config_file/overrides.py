@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from sft_toolkit.config_file.findings import Findings, override_mark
-from sft_toolkit.config_file.tree import is_null, shown
+from sft_toolkit.config_file.tree import clean, is_null, shown
 
 _MAP, _SEQ, _STR = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str"))
 
@@ -26,7 +26,7 @@ def apply_override(tree: yaml.MappingNode, text: str, findings: Findings) -> Non
     node: yaml.Node = tree
     for depth, key in enumerate(keys):
         below = keys[depth + 1 :]
-        child = _child(node, key) if below else _value(written.strip(), mark)
+        child = _child(node, key) if below else clean(_value(written.strip(), mark), dotted.strip(), findings)
         if child is None or (below and is_null(child)):
             child = (
                 yaml.SequenceNode(_SEQ, [], mark, mark) if below[0] == "0" else yaml.MappingNode(_MAP, [], mark, mark)

@@ -55,6 +55,7 @@ _CORRECTED: dict[str, Any] = {
     "gradient_checkpointing_kwargs": dict[str, Any] | None,
     "lr_scheduler_kwargs": dict[str, Any] | None,
     "fsdp": bool | str | None,
+    "include_num_input_tokens_seen": bool | Literal["all", "non_padding", "no"],
     "alpha_pattern": dict[str, float] | None,
     "rank_pattern": dict[str, int] | None,
     "layer_replication": list[list[int]] | None,

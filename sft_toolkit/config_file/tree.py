@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from sft_toolkit.config_file.findings import Findings
+from sft_toolkit.config_file.findings import NO_LINE, Findings
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import missing
 
@@ -33,7 +33,7 @@ def read_tree(path: str, findings: Findings) -> yaml.MappingNode:
     root = _compose(text, path)
     if root is None:
         raise ConfigError(f"{path}: the file is empty; {SECTIONS_EXPECTED}")
-    tree = _clean(root, "", findings, ())
+    tree = clean(root, "", findings)
     if not isinstance(tree, yaml.MappingNode):
         raise ConfigError(f"{path}: not a mapping but {shown(root)}; {SECTIONS_EXPECTED}")
     return tree
@@ -106,7 +106,7 @@ def _in_words(error: yaml.MarkedYAMLError) -> str:
     return " ".join(part for part in (error.context, problem) if part)
 
 
-def _clean(node: yaml.Node, key: str, findings: Findings, above: tuple[yaml.Node, ...]) -> yaml.Node:
+def clean(node: yaml.Node, key: str, findings: Findings, above: tuple[yaml.Node, ...] = ()) -> yaml.Node:
     """A copy without duplicates, merge keys and tags; an alias becomes a copy, so that an override stays local."""
     start, end = node.start_mark, node.end_mark
     if any(node is parent for parent in above):
@@ -115,7 +115,7 @@ def _clean(node: yaml.Node, key: str, findings: Findings, above: tuple[yaml.Node
     if node.tag not in _UNTAGGED:
         findings.add(key, f"tags are not supported, here {node.tag}; write the plain value", node)
     if isinstance(node, yaml.SequenceNode):
-        items = [_clean(item, f"{key}.{index}", findings, (*above, node)) for index, item in enumerate(node.value)]
+        items = [clean(item, f"{key}.{index}", findings, (*above, node)) for index, item in enumerate(node.value)]
         return yaml.SequenceNode(node.tag, items, start, end)
     if isinstance(node, yaml.MappingNode):
         return yaml.MappingNode(node.tag, _clean_pairs(node, key, findings, (*above, node)), start, end)
@@ -134,10 +134,11 @@ def _clean_pairs(node: yaml.MappingNode, key: str, findings: Findings, above: tu
         if name.value == "<<" and name.style is None:
             _merge(value, path, merged, findings, above)
         elif name.value in own:
-            first = own[name.value][0].start_mark.line + 1
-            findings.add(path, f"duplicate key; first written in line {first}", name)
+            line = own[name.value][0].start_mark.line
+            where = "" if line == NO_LINE else f"; first written in line {line + 1}"
+            findings.add(path, f"duplicate key{where}", name)
         else:
-            own[name.value] = (name, _clean(value, path, findings, above))
+            own[name.value] = (name, clean(value, path, findings, above))
     return list({**merged, **own}.values())
 
 
@@ -146,7 +147,7 @@ def _merge(
 ) -> None:
     """YAML's merge key: `<<: *base` or a list of those; the first one that has a key wins."""
     for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-        copy = _clean(source, path.removesuffix(".<<"), findings, above)
+        copy = clean(source, path.removesuffix(".<<"), findings, above)
         if not isinstance(copy, yaml.MappingNode):
             findings.add(path, f"expected an alias of a mapping, not {shown(source)}", source)
             continue

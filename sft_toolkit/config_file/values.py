@@ -20,6 +20,7 @@ from sft_toolkit.hints import did_you_mean
 from sft_toolkit.limits import beyond, choices, expected, in_yaml, is_optional, members
 
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_ONE_PRECISION = ({"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"})  # as two sections spell it
 _YAML11_BOOLEANS = {"yes": "true", "y": "true", "on": "true", "no": "false", "n": "false", "off": "false"}
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -155,7 +156,8 @@ def _advice(node: yaml.Node, hint: Any) -> str:
     if bool in members(hint) and node.style is None and node.value.lower() in _YAML11_BOOLEANS:
         return f"; write {_YAML11_BOOLEANS[node.value.lower()]}"
     if names:
-        return did_you_mean(node.value, [in_yaml(name) for name in names])
+        twin = next((name for name in names if {name, node.value} in _ONE_PRECISION), None)
+        return f"; did you mean '{twin}'?" if twin else did_you_mean(node.value, [in_yaml(name) for name in names])
     if node.style and any(_as_member(yaml.ScalarNode(node.tag, node.value), member)[0] for member in members(hint)):
         return "; remove the quotes"
     return _number_advice(node.value, hint)

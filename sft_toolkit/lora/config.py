@@ -82,6 +82,9 @@ def check_fields(args: LoraArguments) -> None:
     _check_extra(args)
     values: dict[str, Any] = {"task_type": TaskType.CAUSAL_LM, "target_modules": ["q_proj"]}
     values |= {"r": args.r or DEFAULT_RANK, **VARIANTS[args.variant], **with_settings(args.extra)}
+    if values.get("init_lora_weights") == "loftq":
+        refuse_loftq_without_its_packages()
+        values["loftq_config"] = {**LOFTQ, **(args.extra.get("loftq_config") or {})}
     try:
         LoraConfig(**values)
     except (TypeError, ValueError, AttributeError, ImportError) as error:

@@ -44,6 +44,8 @@ def label_smoothing(logits: Tensor, targets: Tensor, weights: Tensor | None, sha
 
 def focal(logits: Tensor, targets: Tensor, weights: Tensor | None, gamma: float = 2.0) -> Tensor:
     """-(1 - p)^gamma log p: tokens that are right already count less (Lin et al. 2017, arXiv:1708.02002)."""
+    if gamma < 0:
+        raise ValueError(f"gamma is {gamma}; from 0 on, or tokens that are right already would count more")
     cost = cross_entropy(logits, targets, reduction="none")
     return _weighted((1 - torch.exp(-cost)) ** gamma * cost, weights)
 

@@ -24,6 +24,10 @@ from sft_toolkit.model.source import in_plain_words, source_of
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FLOAT16_IN_FULL = (
+    "model.dtype: float16 weights can't be trained in full; use model.dtype: auto (weights in fp32) with "
+    "training.precision: fp16"
+)
 OF_PRECISION = {"fp32": torch.float32, "no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -165,10 +169,7 @@ def weights_dtype(model: ModelArguments, *, trains_all_weights: bool, precision:
         return torch.float32 if trains_all_weights else OF_PRECISION[precision]
     dtype = DTYPES[model.dtype]
     if trains_all_weights and dtype is torch.float16:
-        raise ConfigError(
-            "model.dtype: float16 weights can't be trained in full; use model.dtype: auto (weights in fp32) with "
-            "training.precision: fp16"
-        )
+        raise ConfigError(FLOAT16_IN_FULL)
     if trains_all_weights and dtype is torch.bfloat16:
         logger.warning("model.dtype bfloat16: weights are kept and updated in bf16 as asked; small updates are lost")
     return dtype

@@ -55,6 +55,7 @@ def _rehearsed(config: RunConfig) -> Rehearsal:
     problems += names.attention(config.model.attn_implementation)
     problems += names.adapter(config.lora)
     problems += quantisation_problems(config.model, config.lora is None)
+    problems += names.base_model(config.model, config.lora is None)
     args = _draft(config, problems)
     if args is not None:
         problems += parts.training_problems(args, config.training)

@@ -14,12 +14,14 @@ from transformers.utils.import_utils import (
 
 from sft_toolkit.config import RunConfig
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.hints import did_you_mean
+from sft_toolkit.hints import at_home, did_you_mean
+from sft_toolkit.model.loading import FLOAT16_IN_FULL
+from sft_toolkit.model.source import source_of
 from sft_toolkit.options import option_problems
 from sft_toolkit.registry import BUILT_IN, bound, build, lookup, takes_keywords
 
 if TYPE_CHECKING:
-    from sft_toolkit.args import CallbackArguments, LoraArguments
+    from sft_toolkit.args import CallbackArguments, LoraArguments, ModelArguments
     from sft_toolkit.rehearsal.draft import Draft
 
 # Set by the run itself; see `run_callbacks`.
@@ -93,6 +95,17 @@ def _lookup_problems(kind: str, name: str) -> list[str]:
     if callable(thing) or hasattr(thing, "compute"):
         return []
     return [f"{kind} '{name}': {thing!r} can't be called; expected a class or a function"]
+
+
+def base_model(model: ModelArguments, trains_all_weights: bool) -> Iterator[str]:
+    """A folder that holds no model, and weights in a dtype that can't be trained."""
+    try:
+        if at_home(model.name_or_path).is_dir():  # a hub id is asked for when it is needed
+            source_of(model)
+    except ConfigError as error:
+        yield from error.problems
+    if trains_all_weights and model.dtype == "float16":
+        yield FLOAT16_IN_FULL
 
 
 def attention(name: str) -> Iterator[str]:

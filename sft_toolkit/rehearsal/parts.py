@@ -34,6 +34,10 @@ _GIVEN_BY_TRAINER = ("optimizer", "num_warmup_steps", "num_training_steps", "las
 # transformers calls these without options (transformers.optimization.get_scheduler).
 _WITHOUT_OPTIONS = ("constant", "constant_with_warmup")
 _STEPS_TRIED = 50
+_OF_COMPUTE_METRICS = (
+    "include_for_metrics", "batch_eval_metrics", "eval_accumulation_steps", "eval_use_gather_object",
+    "eval_do_concat_batches",
+)  # fmt: skip
 # What DeepSpeed settings with such an entry take the place of; another `optim` is refused (`deepspeed_rules`).
 _INSTEAD = {
     "optimizer": ("optim_args", "optim_target_modules"),
@@ -83,9 +87,11 @@ def without_effect(args: Draft, written: Mapping[str, Any]) -> Iterator[str]:
         for name in names if part in settings else ():
             if written.get(name) not in (None, {}, _name(TrainingArguments.__dataclass_fields__[name].default)):
                 yield f"training.{name}: has no effect: the DeepSpeed settings have '{part}'"
-    for name in ("include_for_metrics", "batch_eval_metrics"):
-        if written.get(name):
+    for name in _OF_COMPUTE_METRICS:
+        if written.get(name) not in (None, [], TrainingArguments.__dataclass_fields__[name].default):
             yield f"training.{name}: has no effect: it is for compute_metrics, which Trainer takes in Python"
+    if written.get("length_column_name", "length") != "length":
+        yield "training.length_column_name: has no effect: lengths are those of the tokens; see data.sampler: by_length"
     for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
         if written.get(name) and not args.activation_checkpointing:
             yield f"training.{name}: has no effect without activation_checkpointing: true"

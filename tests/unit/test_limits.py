@@ -89,7 +89,7 @@ def test_all_problems_of_a_section() -> None:
     problems = problems_in(section)
     assert problems[:3] == [
         "r: 0 is below the minimum, 1",
-        "dropout: 2 is above the maximum, 1",
+        "dropout: 2 is not below 1",
         "targets: expected text or a list of texts, not 5",
     ]
     assert problems[3].startswith("variant: expected one of lora, rslora, dora, pissa, olora")

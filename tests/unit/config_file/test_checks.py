@@ -113,6 +113,17 @@ class TestChecks:
         message = "training.gradient_checkpointing: the same as training.activation_checkpointing; keep one of them"
         assert found == [f"run.yaml:5: {message}"]
 
+    def test_an_adapter_that_could_learn_nothing(self, problems: Problems) -> None:
+        text = training("lora_plus_ratio: 0") + "lora: {alpha: 0, dropout: 1, targets: '(.*'}\n"
+        assert problems(text) == [
+            "run.yaml:5: training.lora_plus_ratio: 0 keeps the B matrices at zero; leave it out to learn as the others "
+            "do",
+            "run.yaml:6: lora.dropout: 1 is not below 1",
+            "run.yaml:6: lora.targets: '(.*' is no regular expression: missing ), unterminated subpattern at position "
+            "0",
+            "run.yaml:6: lora.alpha: 0 takes the adapter out of the model; leave it out for a scale of 2",
+        ]
+
     def test_adapter(self, problems: Problems, folder: Path) -> None:
         (folder / "adapter").mkdir()
         assert problems(MINIMAL + "lora: {adapter: adaptr}\n") == [

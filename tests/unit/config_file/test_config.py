@@ -111,8 +111,8 @@ CONFIGS = st.builds(
     lora=st.none()
     | st.builds(
         LoraArguments,
-        alpha=st.none() | st.floats(min_value=0, max_value=1e9) | st.integers(min_value=0),
-        targets=st.lists(st.text(), min_size=1) | st.text(min_size=1),
+        alpha=st.none() | st.floats(min_value=0, max_value=1e9, exclude_min=True) | st.integers(min_value=1),
+        targets=st.lists(st.text(), min_size=1) | st.text(min_size=1).map(re.escape),
         extra=st.fixed_dictionaries({}, optional={"rank_pattern": st.dictionaries(st.text(), st.integers())}),
     ),
     training=st.fixed_dictionaries(

@@ -69,6 +69,7 @@ class TestOverrides:
             ("training.bf16=no", "training.bf16: expected true or false, not no; write false"),
             ("data.train.0.path=x.jsonl", "data.train is train.jsonl, which has no '0'"),
             ("callbacks.3=curve", "callbacks is a list of 0, which has no '3'"),
+            ("lora={r: 2, r: 4}", "lora.r: duplicate key"),
             ("data.max_length=1", "data.max_length: 1 is below the minimum, 2"),
         ],
     )  # fmt: skip

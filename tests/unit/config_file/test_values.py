@@ -75,6 +75,10 @@ class TestScalars:
             ("include_for_metrics: inputs", "training.include_for_metrics: expected a list of texts, not inputs"),
             ("precision: bfloat16",
              "training.precision: expected one of auto, fp32, bf16, fp16, not bfloat16; did you mean 'bf16'?"),
+            ("precision: float32",
+             "training.precision: expected one of auto, fp32, bf16, fp16, not float32; did you mean 'fp32'?"),
+            ("include_num_input_tokens_seen: foo", "training.include_num_input_tokens_seen: expected true, false or "
+             "one of all, non_padding, no, not foo"),
             ("save_strategy: epochs",
              "training.save_strategy: expected one of no, steps, epoch, best, not epochs; did you mean 'epoch'?"),
             ("run_name: !!python/name:os.system x", "training.run_name: tags are not supported, here "
