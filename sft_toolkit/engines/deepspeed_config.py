@@ -92,12 +92,11 @@ def choose_deepspeed_config(distributed: DistributedArguments, env: Mapping[str,
     if distributed.deepspeed is not None:
         return read_deepspeed_config(distributed.deepspeed)
     if distributed.strategy in STAGE_OF and launcher_settings(env) is None:
-        return build_deepspeed_config(
-            STAGE_OF[distributed.strategy],
-            distributed.offload_optimizer,
-            distributed.offload_param,
-            distributed.nvme_path,
-        )
+        offloads = (distributed.offload_optimizer, distributed.offload_param, distributed.nvme_path)
+        try:
+            return build_deepspeed_config(STAGE_OF[distributed.strategy], *offloads)
+        except ConfigError as error:
+            raise ConfigError([f"distributed.{problem}" for problem in error.problems]) from error
     return None
 
 

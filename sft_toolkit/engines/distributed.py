@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
+from ctypes.util import find_library
 from typing import TYPE_CHECKING, cast, get_args
 
 from sft_toolkit.args import Backend, DistributedArguments, Strategy
@@ -52,6 +53,7 @@ def check_launch(distributed: DistributedArguments, env: Mapping[str, str]) -> N
     problems = [
         *start_problems(strategy, f"distributed.strategy: {strategy}", env),
         *([] if launch is None else _count_problems(distributed, launch)),
+        *_nvme_problems(distributed, env),
         *_section_problems(distributed, env),
     ]
     if problems:
@@ -169,6 +171,20 @@ def _section_problems(distributed: DistributedArguments, env: Mapping[str, str])
         yield f"distributed.offload_optimizer, offload_param: need strategy zero1, zero2 or zero3, and it is {strategy}"
     if own is not None and strategy not in ("auto", *STAGE_OF):
         yield f"distributed.deepspeed: {own} and distributed.strategy: {strategy} exclude one another"
+
+
+def _nvme_problems(distributed: DistributedArguments, env: Mapping[str, str]) -> Iterator[str]:
+    """DeepSpeed compiles its `async_io` against libaio, and finds with the model loaded that there is none."""
+    settings = read_deepspeed_config(distributed.deepspeed) if distributed.deepspeed else launcher_settings(env) or {}
+    for name in ("offload_optimizer", "offload_param"):
+        own = getattr(distributed, name)
+        if "nvme" not in (own, value_of(settings, f"zero_optimization.{name}.device")):
+            continue
+        if find_library("aio") is None and not env.get("LDFLAGS"):  # which DeepSpeed takes for one of another place
+            yield (
+                f"distributed.{name}: nvme needs libaio (apt install libaio-dev, dnf install libaio-devel; for one in "
+                "a folder of its own, set CFLAGS and LDFLAGS)"
+            )
 
 
 def _is_true(env: Mapping[str, str], name: str) -> bool:

@@ -61,7 +61,8 @@ def plan_run(config: RunConfig, args: SFTArguments, asked: Asked) -> Plan:
     """
     machine = machine_of(asked, config.distributed.num_processes)
     shape = shape_from(config.model, config.lora)
-    setup = setup_of(args, shape, on_cpu=machine.on_cpu, precision=_precision(config.training, args, machine))
+    precision, quantize = _precision(config.training, args, machine), config.model.quantize
+    setup = setup_of(args, shape, on_cpu=machine.on_cpu, precision=precision, quantize=quantize)
     return Plan(shape, setup, machine, candidates(shape, setup, machine))
 
 

@@ -15,6 +15,9 @@ STRATEGIES = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp")
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 # Bytes of optimizer state per trained parameter, beside an fp32 copy of the weight where the weight has 16 bits.
 _STATE = {"sgd": 0, "adafactor": 0, "lion": 4, "adagrad": 4, "rmsprop": 4}
+# Bytes of a quantised weight. nf4: 4 bits, 8 for the scale of 64 weights, 32 for that of 256 scales (Dettmers et al.
+# 2023, "QLoRA", section 3: 0.127 bits of constants).
+_QUANTISED = {"nf4": (4 + 8 / 64 + 32 / (64 * 256)) / 8, "int8": 1.0}
 _LIVE_LIMIT = 10**9  # stage3_max_live_parameters of the ready files
 
 
@@ -35,6 +38,7 @@ class Setup:
     optim: str = "adamw_torch"
     loss_chunk: int = 1024
     on_cpu: bool = False
+    quantize: str | None = None  # `model.quantize`
 
     @property
     def zero_stage(self) -> int:
@@ -98,10 +102,20 @@ def _wide(setup: Setup) -> int:
 
 def _weights(shape: ModelShape, setup: Setup) -> int:
     if setup.zero_stage:
-        whole = _wide(setup) * shape.total  # the engine keeps all of them in the precision of the run
+        whole = (
+            _frozen(shape, setup) + _wide(setup) * shape.trainable
+        )  # the engine keeps all of them in the precision of the run
         return whole // setup.devices if setup.zero_stage == 3 else whole
-    whole = _wide(setup) * shape.frozen + 4 * shape.trainable  # model.weights_dtype
+    whole = _frozen(shape, setup) + 4 * shape.trainable  # model.weights_dtype
     return whole // setup.devices if setup.strategy == "fsdp" else whole
+
+
+def _frozen(shape: ModelShape, setup: Setup) -> int:
+    """Embedding, head and norms are never quantised; norms are too few to count."""
+    if setup.quantize is None:
+        return _wide(setup) * shape.frozen
+    quantised = max(0, shape.frozen - shape.tables)
+    return int(_QUANTISED[setup.quantize] * quantised) + _wide(setup) * (shape.frozen - quantised)
 
 
 def _gradients(shape: ModelShape, setup: Setup) -> int:

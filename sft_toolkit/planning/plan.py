@@ -76,7 +76,11 @@ def _choices(setup: Setup, machine: Machine) -> Iterator[Setup]:
     )
     yield replace(setup, strategy="none" if machine.devices == 1 else "ddp")
     if machine.devices > 1:
-        yield from (replace(setup, strategy=name) for name in ("zero1", "zero2", "zero3"))
+        yield from (replace(setup, strategy=name) for name in ("zero1", "zero2"))
+    if setup.quantize is not None:
+        return  # packed weights are not shared out, and the little that is trained is not worth an offload
+    if machine.devices > 1:
+        yield replace(setup, strategy="zero3")
         if not machine.on_cpu:
             yield replace(setup, strategy="fsdp")
     if not machine.on_cpu:

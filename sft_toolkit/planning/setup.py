@@ -14,7 +14,8 @@ def setup_of(args: Any, shape: ModelShape, *, on_cpu: bool, precision: str, **en
 
     Args:
         precision: fp32, bf16 or fp16; what `training.precision` has become.
-        engine: `strategy`, `devices`, `devices_per_node`, `offload_optimizer`, `offload_param`.
+        engine: `strategy`, `devices`, `devices_per_node`, `offload_optimizer`, `offload_param`;
+            `quantize`.
     """
     return Setup(
         narrow=precision != "fp32",

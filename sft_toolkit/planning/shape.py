@@ -25,6 +25,7 @@ class ModelShape:
     kv_width: int
     vocabulary: int
     head_trained: int = 0  # scalars of the vocabulary projection, where it is trained
+    tables: int = 0  # embedding and head, which quantisation leaves alone
     largest: int = 0  # parameters of the largest layer, which ZeRO-3 and FSDP hold whole at a time
 
     @property
@@ -81,8 +82,18 @@ def shape_of(model: nn.Module) -> ModelShape:
         kv_width=_first(text, "num_key_value_heads", default=heads) * head_width,
         vocabulary=_first(text, "vocab_size", default=0),
         head_trained=sum(int(getattr(p, "ds_numel", p.numel())) for p in _trained(head)),
+        tables=_tables(model),
         largest=max((_size(child) for child in _layers(model)), default=0),
     )
+
+
+def _tables(model: Any) -> int:
+    """Scalars of embedding and head; a weight that both share counts once."""
+    ends: list[Any] = [
+        getattr(model, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings")
+    ]
+    weights = {id(end.weight): end.weight for end in ends if getattr(end, "weight", None) is not None}
+    return sum(int(getattr(weight, "ds_numel", weight.numel())) for weight in weights.values())
 
 
 def _intermediate(text: Any, hidden: int) -> int:

@@ -114,6 +114,16 @@ def test_deepspeed_settings_have_one_source(tmp_path: Path) -> None:
     check_launch(DistributedArguments(deepspeed=str(zero2)), {**TORCHRUN, "ACCELERATE_USE_DEEPSPEED": "true"})
 
 
+def test_nvme_needs_libaio_before_the_model_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = DistributedArguments(strategy="zero3", offload_optimizer="nvme", nvme_path=str(tmp_path))
+    monkeypatch.setattr("sft_toolkit.engines.distributed.find_library", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^distributed.offload_optimizer: nvme needs libaio \(apt install"):
+        check_launch(asked, TORCHRUN)
+    check_launch(asked, {**TORCHRUN, "LDFLAGS": "-L/opt/aio"})
+    monkeypatch.setattr("sft_toolkit.engines.distributed.find_library", lambda name: f"lib{name}.so.1")
+    check_launch(asked, TORCHRUN)
+
+
 def test_a_section_is_checked_without_a_launcher() -> None:
     check_section(DistributedArguments(strategy="zero3", num_processes=8), {})
     with pytest.raises(ConfigError) as caught:

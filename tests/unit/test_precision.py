@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from sft_toolkit.errors import ConfigError
-from sft_toolkit.precision import Choice, Device, choose
+from sft_toolkit.precision import Choice, Device, choose, current_device
 
 CPU, FAST, SLOW = Device("cpu"), Device("cuda", fast_bf16=True), Device("cuda", fast_bf16=False)
 
@@ -93,3 +95,26 @@ def test_fp16_needs_a_gpu(asked: str, fp16: bool | None, launcher: str) -> None:
     with pytest.raises(ConfigError, match=r"precision fp16 \(asked for by .*\) needs a GPU, and the run is on the CPU"):
         choose(asked, None, fp16, launcher, CPU)  # type: ignore[arg-type]
     assert choose(asked, None, fp16, launcher, SLOW).name == "fp16"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "fast"), [("npu", True), ("xpu", True), ("xpu", False), ("mps", False)])
+def test_the_device_that_is_there_is_taken(kind: str, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: SimpleNamespace(type=kind))
+    monkeypatch.setattr("transformers.utils.import_utils.is_torch_bf16_gpu_available", lambda: fast)
+    assert current_device(use_cpu=False) == Device(kind, fast)
+    assert current_device(use_cpu=True) == Device("cpu")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_cuda_comes_first(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: fast and not including_emulation)
+    assert current_device(use_cpu=False) == Device("cuda", fast)
+
+
+def test_nothing_but_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    assert current_device(use_cpu=False) == Device("cpu")

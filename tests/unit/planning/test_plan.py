@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sft_toolkit.args import LoraArguments, ModelArguments
 from sft_toolkit.cli import main
 from sft_toolkit.errors import ConfigError
 from sft_toolkit.lora.inject import inject
+from sft_toolkit.planning.memory import Setup, memory_of
 from sft_toolkit.planning.plan import parse_size
 from sft_toolkit.planning.shape import shape_from, shape_of
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -52,6 +54,22 @@ def test_published_sizes_from_the_configuration_alone(tmp_path: Path) -> None:
     assert (seven.total, seven.trainable) == (6_738_415_616, 6_738_415_616)
     assert seventy.frozen == 68_976_648_192
     assert (seventy.hidden, seventy.kv_width, seventy.layers) == (8192, 1024, 80)
+
+
+def test_qlora_takes_what_its_paper_says(tmp_path: Path) -> None:
+    """Dettmers et al. 2023: LLaMA 65B, rank 64 on all linear layers, on one GPU of 48 GB."""
+    sizes = {"hidden_size": 8192, "intermediate_size": 22016, "num_hidden_layers": 80}
+    models = {"7b": llama(tmp_path / "7b", 32, 32, **SEVEN), "65b": llama(tmp_path / "65b", 64, 64, **sizes)}
+    adapter = LoraArguments(r=64, targets="all-linear")
+    shapes = {name: shape_from(ModelArguments(model), adapter) for name, model in models.items()}
+    setup = Setup(max_length=512, quantize="nf4", loss_chunk=128)
+    found = {name: memory_of(shape, setup) for name, shape in shapes.items()}
+    weights = {name: (memory.device["weights"] - 4 * shapes[name].trainable) / 1e9 for name, memory in found.items()}
+    assert shapes["65b"].frozen == 65_285_660_672
+    assert weights == pytest.approx({"7b": 3.87, "65b": 34.46}, abs=0.01)
+    assert found["65b"].per_device < 48 * 2**30
+    whole = memory_of(shapes["65b"], replace(setup, quantize=None)).device["weights"]
+    assert whole / 1e9 == pytest.approx(130.57 + 4 * 0.8, abs=0.01)
 
 
 def test_the_shape_is_that_of_the_model_that_will_train(tmp_path: Path) -> None:
