@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +11,11 @@ import yaml
 
 from sft_toolkit.args import CallbackArguments, LoraArguments
 from sft_toolkit.config_file.values import plain
+
+_SECRET = re.compile(
+    r"(?i)(.*[_-])?(password|passwd|passphrase|secret|credentials?|api[_-]?key|(access|auth|bearer|hub|hf|api|secret)[_-]token)"
+    r"|token"
+)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -44,5 +50,16 @@ def lora_as_written(lora: LoraArguments | None) -> dict[str, Any] | None:
 
 
 def callbacks_as_written(callbacks: Sequence[CallbackArguments]) -> list[Any]:
-    """Section `callbacks`: `name`, or `name: {option: value}`."""
-    return [{callback.name: callback.options} if callback.options else callback.name for callback in callbacks]
+    """Section `callbacks`: `name`, or `name: {option: value}`; options that are named like a secret are left out."""
+    written: list[Any] = []
+    for callback in callbacks:
+        options = without_secrets(callback.options)
+        written.append({callback.name: options} if options else callback.name)
+    return written
+
+
+def without_secrets(value: Any) -> Any:
+    """Mappings, at any depth, without the entries that a password or an access token would stand under."""
+    if isinstance(value, Mapping):
+        return {key: without_secrets(item) for key, item in value.items() if not _SECRET.fullmatch(str(key))}
+    return [without_secrets(item) for item in value] if isinstance(value, list) else value

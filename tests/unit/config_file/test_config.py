@@ -23,6 +23,7 @@ from sft_toolkit.args import (
     SourceArguments,
 )
 from sft_toolkit.config import RunConfig, load_config, resolved_yaml
+from sft_toolkit.config_file.written import callbacks_as_written
 from sft_toolkit.errors import ConfigError
 from tests.unit.config_file.texts import MINIMAL, Load, Problems, training
 
@@ -157,6 +158,18 @@ def test_the_resolved_text_is_complete_and_holds_no_secret(load: Load) -> None:
         "name_or_path", "revision", "gguf_file", "dtype", "attn_implementation", "quantize", "trust_remote_code",
         "chat_template",
     ]  # fmt: skip
+
+
+def test_options_that_are_named_like_a_secret_are_not_written() -> None:
+    login = {"Password": "x", "eos_token": "y", "hosts": [{"token": "x", "name": "z"}]}
+    callbacks = [
+        CallbackArguments("my.Upload", {"url": "u", "api_key": "x", "login": login}),
+        CallbackArguments("my.Other", {"wandb_api_key": "x", "access-token": "x"}),
+    ]
+    assert callbacks_as_written(callbacks) == [
+        {"my.Upload": {"url": "u", "login": {"eos_token": "y", "hosts": [{"name": "z"}]}}},
+        "my.Other",
+    ]
 
 
 @pytest.mark.parametrize(
