@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.distributed.launch import ROOT, Finished, accelerate, build_operators, launch, torchrun
+from tests.distributed.launch import ROOT, Finished, accelerate, build_operators, launch, run_ranks
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training import rows_with_labels
 
@@ -55,31 +55,34 @@ def test_accelerate_that_starts_one_process_for_two(run_file: Path) -> None:
     assert not (run_file.parent / "out").exists()
 
 
-def test_fsdp_on_a_cpu_is_refused_before_the_model_loads(run_file: Path) -> None:
-    finished = launch(torchrun("train.py", "--config", run_file, "distributed.strategy=fsdp"))
-    assert refused(finished, run_file).startswith("fsdp: accelerate has FSDP on accelerators only; take zero3")
-
-
-def test_fewer_processes_than_asked_for(run_file: Path) -> None:
-    finished = launch(torchrun("train.py", "--config", run_file, "distributed.num_processes=4"))
-    said = refused(finished, run_file)
-    assert said.startswith(
-        "distributed.num_processes: 4 asked for, 2 started by torchrun (`torchrun --nproc_per_node 2"
-    )
-
-
-def test_a_json_that_contradicts_the_arguments_is_one_table(run_file: Path) -> None:
+def test_two_ranks_refuse_what_can_not_engage_before_the_model_loads(run_file: Path) -> None:
+    """Fewer processes than asked for, a JSON that contradicts the arguments, FSDP on a CPU."""
     settings = run_file.parent / "ds.json"
     zero = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
     settings.write_text(json.dumps(zero), encoding="utf-8")
-    finished = launch(torchrun("train.py", "--config", run_file, f"distributed.deepspeed={settings}"))
-    assert refused(finished, run_file).splitlines()[:5] == [
+    asked = ["distributed.num_processes=4", f"distributed.deepspeed={settings}", "distributed.strategy=fsdp"]
+    arguments = {"config": str(run_file), "overrides": asked}
+    first, second = run_ranks("tests.distributed.workers:command_lines", arguments)
+    assert [code for code, _ in [*first, *second]] == [2] * 6
+    for _, said in second:
+        assert "error" not in said  # the first rank speaks for both
+    processes, table, fsdp = (said.split("error: ")[1] for _, said in first)
+    assert processes.startswith(
+        "distributed.num_processes: 4 asked for, 2 started by torchrun (`torchrun --nproc_per_node 2"
+    )
+    assert table.splitlines()[:5] == [
         f"{settings} contradict the arguments of the run:",
         "  key                             JSON  YAML",
         "  train_micro_batch_size_per_gpu  4     1  (training.per_device_train_batch_size)",
         "  bf16.enabled                    true  false  (training.bf16 / precision)",
         'Write "auto" in the JSON and it follows the arguments, or change the arguments.',
     ]
+    assert fsdp.startswith("fsdp: accelerate has FSDP on accelerators only; take zero3")
+    for _, said in first:
+        assert said.count("error: ") == 1
+        assert "Loading weights" not in said
+        assert "Traceback" not in said
+    assert not (run_file.parent / "out" / "final").exists()
 
 
 def test_two_sources_of_deepspeed_settings(run_file: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import time
 from pathlib import Path
@@ -16,6 +18,19 @@ def environment() -> dict[str, str]:
 def sleep(seconds: float) -> None:
     """Outlive the watchdog."""
     time.sleep(seconds)
+
+
+def command_lines(config: str, overrides: list[str]) -> list[tuple[int, str]]:
+    """Exit code and standard error of `train` with each of these overrides, one after the other in the same process."""
+    from sft_toolkit.cli import main
+
+    ended = []
+    for override in overrides:
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            code = main(["train", "--config", config, override])
+        ended.append((code, said.getvalue()))
+    return ended
 
 
 def train_all(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
