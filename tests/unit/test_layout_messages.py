@@ -10,6 +10,7 @@ import pytest
 from sft_toolkit.data.conversation import Conversation, Message
 from tests.unit.layout_rows import example, reason
 
+NO_JSON = "tool call 1: 'arguments' is text that is not valid JSON: "
 ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2.5, None]}}}
 SCHEMA = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 ROLES = "system, developer, user, assistant, tool"
@@ -72,7 +73,8 @@ class TestMessages:
             ([7], "tool call 1: it is the number 7, not an object with name and arguments"),
             ([ADD, {"function": {"arguments": {}}}], "tool call 2: 'name' is null, not text"),
             ([{"name": "add", "arguments": "[1]"}], "tool call 1: 'arguments' is a list, not an object"),
-            ([{"name": "add", "arguments": "{a: 1}"}], "tool call 1: 'arguments' is text that is not valid JSON: "),
+            ([{"name": "add", "arguments": "{a: 1}"}], NO_JSON),
+            ([{"name": "add", "arguments": '{"a": 1, "a": 2}'}], f"{NO_JSON}the key 'a' appears twice in one object"),
         ],
     )
     def test_wrong_calls(self, calls: Any, message: str) -> None:

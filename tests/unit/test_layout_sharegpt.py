@@ -79,6 +79,10 @@ class TestShareGpt:
             ({"from": "human", "value": 7}, "'value' is the number 7, not text"),
             ({"from": "function_call", "value": "{"}, "the function_call is not valid JSON: "),
             (
+                {"from": "function_call", "value": '{"name": "f", "name": "g"}'},
+                "the function_call is not valid JSON: the key 'name' appears twice",
+            ),
+            (
                 {"from": "function_call", "value": None},
                 "the function_call: it is null, not an object with name and arguments",
             ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from sft_toolkit.data.layouts.messages import (
 )
 from sft_toolkit.data.layouts.tools import function_call, tool_schemas
 from sft_toolkit.data.layouts.values import Row, located, optional_text, required
+from sft_toolkit.data.readers.json_text import parse_value
 
 _CALL = "function_call"
 _ROLES = {
@@ -61,7 +61,7 @@ def _calls(value: Any) -> list[dict[str, Any]]:
     """The call or calls of a `function_call`: `{"name", "arguments"}`, a list of these, or the JSON text of either."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_value(value)
         except (ValueError, RecursionError) as error:
             raise RowError(f"the function_call is not valid JSON: {error}") from None
     with located("the function_call"):

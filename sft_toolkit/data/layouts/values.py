@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from sft_toolkit.data.conversation import RowError
+from sft_toolkit.data.readers.json_text import parse_value
 
 Row = Mapping[str, Any]
 
@@ -99,6 +99,6 @@ def _decoded(value: Any, name: str) -> Any:
     if not value.strip():
         return None
     try:
-        return json.loads(value)
+        return parse_value(value)
     except (ValueError, RecursionError) as error:
         raise RowError(f"{name!r} is text that is not valid JSON: {error}") from None

@@ -42,6 +42,15 @@ def parse_row(text: str) -> dict[str, Any]:
     return row
 
 
+def parse_value(text: str) -> Any:
+    """The JSON value that a text inside a row is: arguments of a call, a list that a table had to store as text.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON, or an object with a key twice.
+    """
+    return _STRICT.decode(text)
+
+
 def scan_row(text: str, start: int) -> tuple[dict[str, Any], int, str | None]:
     """Reads one JSON value of a longer text.
 
