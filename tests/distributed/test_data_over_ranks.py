@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sft_toolkit import run
-from tests.distributed.launch import launch, torchrun
+from tests.distributed.launch import run_ranks
 from tests.tiny import chat, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -60,46 +60,55 @@ def metrics(folder: Path, ranks: int) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key in kept} for line in lines]
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_two_ranks_train_on_the_rows_of_one(tmp_path: Path, packing: bool) -> None:
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    run(config(tmp_path, 1, packing))
-    finished = launch(torchrun("train.py", "--config", config(tmp_path, 2, packing)), timeout=180)
-    assert finished.code == 0, finished.tail()
-    one, two = metrics(tmp_path, 1), metrics(tmp_path, 2)
+def stream(folder: Path, ranks: int) -> Path:
+    """Prepared rows for one rank, a stream of the same rows for two."""
+    path = config(folder, ranks, packing=False)
+    sections = json.loads(path.read_text(encoding="utf-8"))
+    sections["data"] |= {"train": written(folder, "rows", 8, "x"), "mixing": "concatenate"}
+    sections["data"] |= {"sampler": "sequential", "streaming": ranks == 2}
+    sections["training"] |= {"max_steps": 6, "per_device_train_batch_size": 2 // ranks, "eval_strategy": "no"}
+    sections["training"] |= {"dataloader_num_workers": ranks - 1, "save_strategy": "steps" if ranks == 2 else "no"}
+    path.write_text(json.dumps(sections), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`padded`, `packed` and `stream`, each trained by one rank and by two; all of the latter in one launch."""
+    root = tmp_path_factory.mktemp("data")
+    of_two = []
+    for name in ("padded", "packed", "stream"):
+        case = root / name
+        tiny_model().save_pretrained(case / "model")
+        tiny_tokenizer().save_pretrained(case / "model")
+        one, two = (stream(case, n) if name == "stream" else config(case, n, name == "packed") for n in (1, 2))
+        run(one)
+        of_two.append(str(two))
+    run_ranks("tests.distributed.workers:run_all", {"configs": of_two}, timeout=240)
+    return root
+
+
+@pytest.mark.parametrize("name", ["padded", "packed"])
+def test_two_ranks_train_on_the_rows_of_one(folder: Path, name: str) -> None:
+    case = folder / name
+    one, two = metrics(case, 1), metrics(case, 2)
     assert len(one) == len(two) == 8
     assert set(one[-1]) == {"step", "loss", "supervised_tokens", "eval_loss", "eval_third_loss", "eval_fourth_loss"}
     for left, right in zip(one, two, strict=True):
         assert left == pytest.approx(right, abs=2e-5)
-    if packing:
-        plans = [(tmp_path / f"out-{ranks}" / "packing_plan.json").read_text() for ranks in (1, 2)]
+    if name == "packed":
+        plans = [(case / f"out-{ranks}" / "packing_plan.json").read_text() for ranks in (1, 2)]
         assert plans[0] == plans[1]
-    built = list((tmp_path / "cache" / "tokens").glob("*/tokens.arrow"))
+    built = list((case / "cache" / "tokens").glob("*/tokens.arrow"))
     assert len(built) == 4  # each of the four files was tokenised once
 
 
-def test_two_ranks_read_a_stream_as_one_rank_reads_prepared_rows(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    losses = []
-    for ranks in (1, 2):
-        path = config(tmp_path, ranks, packing=False)
-        sections = json.loads(path.read_text(encoding="utf-8"))
-        sections["data"] |= {"train": written(tmp_path, "rows", 8, "x"), "mixing": "concatenate"}
-        sections["data"] |= {"sampler": "sequential", "streaming": ranks == 2}
-        sections["training"] |= {"max_steps": 6, "per_device_train_batch_size": 2 // ranks, "eval_strategy": "no"}
-        sections["training"]["dataloader_num_workers"] = ranks - 1
-        path.write_text(json.dumps(sections), encoding="utf-8")
-        if ranks == 1:
-            run(path)
-        else:
-            finished = launch(torchrun("train.py", "--config", path, "training.save_strategy=steps"), timeout=180)
-            assert finished.code == 0, finished.tail()
-        losses.append([entry["loss"] for entry in metrics(tmp_path, ranks) if "loss" in entry])
+def test_two_ranks_read_a_stream_as_one_rank_reads_prepared_rows(folder: Path) -> None:
+    case = folder / "stream"
+    losses = [[entry["loss"] for entry in metrics(case, ranks) if "loss" in entry] for ranks in (1, 2)]
     assert len(losses[0]) == 6
     assert losses[0] == pytest.approx(losses[1], abs=2e-5)
-    out = tmp_path / "out-2"
+    out = case / "out-2"
     report = json.loads((out / "data_report.json").read_text(encoding="utf-8"))
     assert (report["streaming"], report["rows_kept"]) == (True, 16)  # both ranks have read their second pass
     places = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("checkpoint-*/stream-?.json"))]

@@ -61,8 +61,8 @@ def test_two_ranks_refuse_what_can_not_engage_before_the_model_loads(run_file: P
     zero = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
     settings.write_text(json.dumps(zero), encoding="utf-8")
     asked = ["distributed.num_processes=4", f"distributed.deepspeed={settings}", "distributed.strategy=fsdp"]
-    arguments = {"config": str(run_file), "overrides": asked}
-    first, second = run_ranks("tests.distributed.workers:command_lines", arguments)
+    lines = [[str(run_file), override] for override in asked]
+    first, second = run_ranks("tests.distributed.workers:command_lines", {"lines": lines})
     assert [code for code, _ in [*first, *second]] == [2] * 6
     for _, said in second:
         assert "error" not in said  # the first rank speaks for both

@@ -20,17 +20,25 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def command_lines(config: str, overrides: list[str]) -> list[tuple[int, str]]:
-    """Exit code and standard error of `train` with each of these overrides, one after the other in the same process."""
+def command_lines(lines: list[list[str]]) -> list[tuple[int, str]]:
+    """Exit code and standard error of each `train --config ...`, one after the other in the same process."""
     from sft_toolkit.cli import main
 
     ended = []
-    for override in overrides:
+    for line in lines:
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
-            code = main(["train", "--config", config, override])
+            code = main(["train", "--config", *line])
         ended.append((code, said.getvalue()))
     return ended
+
+
+def run_all(configs: list[str]) -> None:
+    """Several runs from YAML in one process group; `main` would leave the group behind the first one."""
+    from sft_toolkit import run
+
+    for config in configs:
+        run(config)
 
 
 def train_all(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
