@@ -15,6 +15,12 @@ from sft_toolkit.model.freezing import matching
 logger = logging.getLogger(__name__)
 
 
+TAKEN_STOCK = (
+    "unfreeze: DeepSpeed, FSDP and DDP take stock of the trainable weights once; use one process, or DDP with "
+    "training.ddp_find_unused_parameters: true"
+)
+
+
 class UnfreezeCallback(TrainerCallback):
     """Trains what the schedule has named so far; everything else that is trainable waits, its weights untouched.
 
@@ -51,10 +57,7 @@ class UnfreezeCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if args.deepspeed or args.fsdp or (args.world_size > 1 and not args.ddp_find_unused_parameters):
-            raise ConfigError(
-                "unfreeze: DeepSpeed, FSDP and DDP take stock of the trainable weights once; use one process, or DDP "
-                "with training.ddp_find_unused_parameters: true"
-            )
+            raise ConfigError(TAKEN_STOCK)
         bare = getattr(model, "module", model) if args.world_size > 1 else model
         self._names = [(share, matching(bare, patterns, "unfreeze")) for share, patterns in self.schedule.items()]
         self._waiting = {name: p for name, p in bare.named_parameters() if p.requires_grad}

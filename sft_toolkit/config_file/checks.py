@@ -157,8 +157,11 @@ def check_distributed(distributed: DistributedArguments, training: dict[str, Any
             findings.add(f"distributed.{key}", f"needs distributed.strategy {' or '.join(stages)}, not {strategy}")
         if place == "nvme" and distributed.nvme_path is None:
             findings.add(f"distributed.{key}", "nvme needs distributed.nvme_path, a folder on a local disk")
-    if training.get("gradient_transform") is not None and (file or strategy in (*_ZERO, "fsdp")):
-        findings.add("training.gradient_transform", f"can't reach the gradients of {'DeepSpeed' if file else strategy}")
+    engine = strategy if strategy in (*_ZERO, "fsdp") else "DeepSpeed" if file or training.get("deepspeed") else None
+    if engine and training.get("gradient_transform") is not None:
+        findings.add("training.gradient_transform", f"can't reach the gradients of {engine}")
+    if engine and training.get("on_nonfinite") == "skip":
+        findings.add("training.on_nonfinite", f"skip can't reach the gradients of {engine}")
 
 
 def check_held_out(

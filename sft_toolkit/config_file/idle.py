@@ -89,6 +89,8 @@ def _training(training: Mapping[str, Any], held_out: bool) -> Iterator[tuple[str
     if not {"all", "trackio"} & {*([trackers] if isinstance(trackers, str) else trackers)}:
         names = (name for name, value in training.items() if name.startswith("trackio_") and value is not None)
         idle += [(name, "it needs training.report_to: trackio") for name in names]
+    if training.get("local_rank", -1) != -1:
+        yield "training.local_rank", "the launcher says it"
     if training.get("do_train") is False:
         yield "training.do_train", "train trains; prepare and check do not"
     if training.get("do_eval", evaluates) != evaluates:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sft_toolkit.args import SourceArguments
 from sft_toolkit.config_file.habits import ELSEWHERE, NOT_HERE
-from sft_toolkit.config_file.schema import SECTIONS, section_keys
+from sft_toolkit.config_file.schema import SECTIONS, keys_of, section_keys
 from sft_toolkit.hints import did_you_mean, near
 
 # transformers 4 -> 5: what to write instead, as `section.key` and a remark.
@@ -58,6 +59,8 @@ def explain_unknown(section: str, name: str) -> str:
     moved = _moved(section, key)
     if moved:
         return moved
+    if section == "data" and key in keys_of(SourceArguments):
+        return f"unknown key; it belongs to an entry of data.train or data.eval: {{path: ..., {key}: ...}}"
     homes = [other for other in SECTIONS if other != section and key in section_keys(other)]
     if homes:
         listed = " or ".join(f"'{home}'" for home in homes)

@@ -60,6 +60,7 @@ def _rehearsed(config: RunConfig) -> Rehearsal:
     if args is not None:
         problems += parts.training_problems(args, config.training)
         problems += names.early_stopping(callbacks, args)
+        problems += names.unfreezing(callbacks, args)
         problems += names.attention_on_cpu(config.model.attn_implementation, args.use_cpu)
         problems += names.adapter_in_training(config.lora, args)
     if problems:

@@ -12,17 +12,30 @@ from importlib import import_module
 from typing import Any, Literal
 
 from accelerate.utils import GradientAccumulationPlugin
+from accelerate.utils.constants import FSDP_AUTO_WRAP_POLICY, FSDP_SHARDING_STRATEGY, FSDP_STATE_DICT_TYPE
 from transformers import TrainingArguments
 from transformers.utils.import_utils import is_liger_kernel_available
 
+from sft_toolkit.errors import ConfigError
 from sft_toolkit.hints import did_you_mean
-from sft_toolkit.limits import accepts
+from sft_toolkit.limits import accepts, expected
 from sft_toolkit.options import option_problems
+from sft_toolkit.running.arguments import json_mapping
 
 _READ_OF_FSDP = re.compile(r"""fsdp_config(?:\.get\(|\.setdefault\(|\[)["'](\w+)["']""")
 _SWITCHES_OF_FSDP = ("activation_checkpointing", "cpu_offload", "cpu_ram_efficient_loading", "forward_prefetch",
                      "limit_all_gathers", "sync_module_states", "use_orig_params", "xla", "xla_fsdp_grad_ckpt",
                      "xla_fsdp_v2")  # fmt: skip
+
+
+_TYPES_OF_FSDP: dict[str, Any] = {
+    "auto_wrap_policy": Literal[tuple(FSDP_AUTO_WRAP_POLICY)],
+    "min_num_params": int,
+    "reshard_after_forward": bool | Literal[tuple(name.lower() for name in FSDP_SHARDING_STRATEGY)],
+    "state_dict_type": Literal[tuple(FSDP_STATE_DICT_TYPE)],
+    "transformer_layer_cls_to_wrap": str | list[str],
+    "version": Literal[1, 2],
+}
 
 
 def mapping_problems(args: Any, written: Mapping[str, Any]) -> Iterator[str]:
@@ -58,16 +71,19 @@ def _checkpointing(options: Mapping[str, Any]) -> Iterator[str]:
         yield f"every_n_layers: {options['every_n_layers']} is below the minimum, 1"
 
 
-def _fsdp(options: Mapping[str, Any] | str) -> Iterator[str]:
-    if isinstance(options, str):  # a JSON file, whose keys are found when it is read
+def _fsdp(written: Mapping[str, Any] | str) -> Iterator[str]:
+    try:
+        options = json_mapping(written)
+    except ConfigError as error:
+        yield from error.problems
         return
     known = sorted({*_READ_OF_FSDP.findall(inspect.getsource(TrainingArguments)), *_SWITCHES_OF_FSDP})
     for name, value in options.items():
         key = name.removeprefix("fsdp_")
         if key not in known:
             yield f"unknown option '{name}'{did_you_mean(key, known)} (accepted: {', '.join(known)})"
-        elif key in _SWITCHES_OF_FSDP and not accepts(bool, value):
-            yield f"option '{name}': expected true or false, not {value!r}"
+        elif not accepts(hint := _TYPES_OF_FSDP.get(key, bool if key in _SWITCHES_OF_FSDP else Any), value):
+            yield f"option '{name}': expected {expected(hint)}, not {value!r}"
 
 
 def _accelerator(options: Any) -> Iterator[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from accelerate.parallelism_config import ParallelismConfig
@@ -14,6 +17,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from sft_toolkit.args import DataArguments, DistributedArguments, PreparationArguments, TrainingExtras, field_names
 from sft_toolkit.engines.deepspeed_config import choose_deepspeed_config, read_deepspeed_config
 from sft_toolkit.errors import ConfigError
+from sft_toolkit.hints import missing
 from sft_toolkit.options import option_problems
 from sft_toolkit.training_args import SFTArguments
 
@@ -84,11 +88,34 @@ def _distributed_values(training: dict[str, Any], distributed: DistributedArgume
         values["fsdp"] = training.get("fsdp", True)
     if isinstance(training.get("parallelism_config"), dict):
         values["parallelism_config"] = _parallelism(training["parallelism_config"])
-    if isinstance(training.get("accelerator_config"), dict):
-        problems = option_problems(AcceleratorConfig, training["accelerator_config"])
+    if training.get("accelerator_config") is not None:
+        try:
+            values["accelerator_config"] = json_mapping(training["accelerator_config"])
+        except ConfigError as error:
+            raise ConfigError([f"training.accelerator_config: {problem}" for problem in error.problems]) from error
+        problems = option_problems(AcceleratorConfig, values["accelerator_config"])
         if problems:
             raise ConfigError([f"training.accelerator_config: {problem}" for problem in problems])
     return values
+
+
+def json_mapping(value: Mapping[str, Any] | str) -> dict[str, Any]:
+    """A mapping, or that of a JSON file.
+
+    Raises:
+        ConfigError: no such file, or none that holds a mapping.
+    """
+    if not isinstance(value, str):
+        return dict(value)
+    try:
+        read = json.loads(Path(value).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"'{value}': {missing(value)}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"'{value}' is no JSON file: {error}") from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"'{value}' holds a {type(read).__name__}; expected a JSON object")
+    return read
 
 
 def _parallelism(options: dict[str, Any]) -> ParallelismConfig:

@@ -159,6 +159,6 @@ def refuse_unsupported(args: Any) -> None:
         )
     parallel = args.parallelism_config
     if parallel is not None and (parallel.cp_enabled or parallel.sp_enabled):
-        problems.append("context and sequence parallelism split a row's labels, which this loss can't follow yet")
+        problems.append("parallelism_config: context and sequence parallelism split a row's labels, which this loss can't follow yet")
     if problems:
         raise ConfigError(problems)

@@ -278,7 +278,7 @@ class TestFromSections:
             ({"deepspeed": {}}, {"strategy": "zero2"},
              "training.deepspeed contradicts distributed.strategy: zero2; keep one of them"),
             ({"accelerator_config": "missing.json"}, {},
-             "training: [Errno 2] No such file or directory: 'missing.json'"),
+             "training.accelerator_config: 'missing.json': no such file or folder"),
         ],
     )  # fmt: skip
     def test_refused_in_words(self, training: dict[str, Any], distributed: dict[str, Any], message: str) -> None:

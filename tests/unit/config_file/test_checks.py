@@ -167,6 +167,9 @@ class TestChecks:
             "run.yaml:4: distributed.offload_param: needs distributed.strategy zero3, not zero2",
             "run.yaml:4: distributed.offload_param: nvme needs distributed.nvme_path, a folder on a local disk",
         ]
+        assert problems(training("on_nonfinite: skip") + "distributed: {strategy: zero2}\n") == [
+            "run.yaml:5: training.on_nonfinite: skip can't reach the gradients of zero2"
+        ]
         assert load(training("ddp_backend: gloo")).distributed.backend == "gloo"
         assert load(training("ddp_backend: gloo")).training == {"output_dir": "out"}
         assert problems(training("ddp_backend: glo")) == [

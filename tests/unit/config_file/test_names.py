@@ -124,3 +124,9 @@ class TestOtherToolkits:
     def test_a_file_of_another_toolkit(self, problems: Problems, text: str, messages: list[str]) -> None:
         found = problems(MINIMAL + text)
         assert [problem.partition(" ")[2] for problem in found] == messages
+
+    def test_options_of_a_source(self, problems: Problems) -> None:
+        assert problems(MODEL + TRAINING + "data: {train: train.jsonl, roles: {a: user}}\n") == [
+            "run.yaml:3: data.roles: unknown key; it belongs to an entry of data.train or data.eval: "
+            "{path: ..., roles: ...}"
+        ]

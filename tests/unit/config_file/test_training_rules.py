@@ -109,6 +109,7 @@ def test_several_held_out_sets_report_a_loss_each(problems: Problems, load: Load
         ("num_train_epochs: 2\n  max_steps: 4",
          "5: training.num_train_epochs: has no effect: training.max_steps: 4 decides"),
         ("do_train: false", "5: training.do_train: has no effect: train trains; prepare and check do not"),
+        ("local_rank: 3", "5: training.local_rank: has no effect: the launcher says it"),
         ("do_eval: true", "5: training.do_eval: has no effect: training.eval_strategy decides, and is no"),
         ("do_predict: true",
          "5: training.do_predict: has no effect: nothing predicts here; evaluation.generate answers held-out rows"),
