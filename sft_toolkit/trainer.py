@@ -25,11 +25,12 @@ from sft_toolkit.metering.accounting import Batch, EvalMeter, TokenMeter
 from sft_toolkit.metering.log_entry import add_to_log
 from sft_toolkit.model.modules import without_adapter
 from sft_toolkit.training.adapter_trainer import AdapterTrainer
-from sft_toolkit.training.data_intake import EVAL, TRAIN, check_all_ids, check_ids, collator_for, resolve_dataset
+from sft_toolkit.training.data_checks import check_data, check_ids
+from sft_toolkit.training.data_intake import EVAL, TRAIN, collator_for, is_ours, resolve_dataset
 from sft_toolkit.training.engine_trainer import EngineTrainer
 from sft_toolkit.training.forward_paths import ForwardPaths
 from sft_toolkit.training.gradients import GradientTrainer
-from sft_toolkit.training.intake import refuse_unsupported, resolve_model, resolve_tokenizer, with_adapter
+from sft_toolkit.training.intake import refuse_unsupported, resolve_model, resolve_names, with_adapter, with_first
 from sft_toolkit.training.loop_chores import add_chores
 from sft_toolkit.training.saving import SavingTrainer
 from sft_toolkit.training_args import SFTArguments
@@ -80,19 +81,19 @@ class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer, 
         *,
         peft_config: Any = None,
     ) -> None:
-        processing_class = resolve_tokenizer(model, processing_class)
+        model, processing_class = resolve_names(model, processing_class)
         if data_collator is None:
             train_dataset = resolve_dataset(train_dataset, args, processing_class, TRAIN)
             eval_dataset = resolve_dataset(eval_dataset, args, processing_class, EVAL)
         model, processing_class = resolve_model(model, args, processing_class, peft_config)
-        check_all_ids(train_dataset, eval_dataset, model, isinstance(args, SFTArguments) and compute_loss_func is None)
+        check_data(train_dataset, eval_dataset, model, args, compute_loss_func, collates=data_collator is None)
         if isinstance(args, SFTArguments) and data_collator is None:
             data_collator = collator_for(train_dataset, processing_class)
-        self._trains_tokens = _is_ours(train_dataset)
+        self._trains_tokens = is_ours(train_dataset)
         self.token_meter = TokenMeter()
         computes_loss = compute_loss_func is None and (self._trains_tokens or train_dataset is None)
         self.paths = ForwardPaths(self, args, computes_loss)
-        callbacks = [self.paths, *(callbacks or [])] if self._trains_tokens else callbacks
+        callbacks = with_first(self.paths if self._trains_tokens else None, callbacks)
         super().__init__(
             cast(Any, model),
             args,
@@ -137,7 +138,7 @@ class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer, 
         if isinstance(self.args, SFTArguments):
             dataset = resolve_dataset(dataset, self.args, self.processing_class, EVAL)
             check_ids(None if dataset is self.eval_dataset else dataset, self.model, EVAL, labels=True)
-        if not _is_ours(dataset):
+        if not is_ours(dataset):
             return super().get_eval_dataloader(eval_dataset)
         return self._held_out_loader(dataset)
 
@@ -147,7 +148,7 @@ class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer, 
             test_dataset = resolve_dataset(test_dataset, self.args, self.processing_class, "test_dataset")
             check_ids(test_dataset, self.model, "test_dataset", labels=True)
         return (
-            self._held_out_loader(test_dataset) if _is_ours(test_dataset) else super().get_test_dataloader(test_dataset)
+            self._held_out_loader(test_dataset) if is_ours(test_dataset) else super().get_test_dataloader(test_dataset)
         )
 
     def _held_out_loader(self, dataset: Any) -> DataLoader[Any]:
@@ -231,7 +232,7 @@ class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer, 
         Stock averages batch means over rows, so its eval loss changes with the batch size and the number of ranks.
         """
         arguments = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        if not _is_ours(getattr(dataloader, "dataset", None)) or self.compute_loss_func is not None:
+        if not is_ours(getattr(dataloader, "dataset", None)) or self.compute_loss_func is not None:
             return super().evaluation_loop(*arguments)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         parts = batches_by_part(cast(Batches, dataloader.dataset), self.args) if self.compute_metrics is None else []
@@ -294,7 +295,3 @@ class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer, 
             return value
         total = cast(Tensor, self.accelerator.gather(value.to(self.args.device).unsqueeze(0))).sum(0)
         return total / self.get_tp_size() if total.is_floating_point() else total // self.get_tp_size()
-
-
-def _is_ours(dataset: Any) -> bool:
-    return isinstance(dataset, RowsDataset | PackedDataset)

@@ -102,6 +102,8 @@ class SFTArguments(TrainingExtras, PreparationArguments, TrainingArguments, Know
                 problems.append(f"{name}: expected a number, not {value!r}")
             elif reason := beyond(value, limits):
                 problems.append(f"{name}: {reason}")
+        if self.max_steps == 0:
+            problems.append("max_steps: 0 trains nothing; leave it out to go by num_train_epochs")
         if problems:
             raise ConfigError(problems)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,22 @@ def check_token_rows(rows: Dataset | Sequence[Mapping[str, Any]], vocabulary: in
     for number, row in _suspects(rows, vocabulary, labels):
         if problem := _problem(row, vocabulary, labels):
             raise DataError(f"{name}, row {number}: {problem}")
+
+
+def unsupervised_rows(rows: Dataset | Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """How many rows have no label but -100, and the number of the first one, counted from 1 (0 if there is none).
+
+    The label of a row's first token is never learned: nothing predicts it.
+    """
+    found, first, number = 0, 0, 0
+    labels: Iterable[Any] = (row["labels"] for row in rows)
+    if isinstance(rows, Dataset):
+        batches = rows.select_columns(["labels"]).with_format("arrow").iter(batch_size=_BATCH_ROWS)
+        labels = (row for table in batches for row in table["labels"].to_pylist())
+    for number, row in enumerate(labels, 1):
+        if all(label == IGNORED for label in np.ravel(row)[1:].tolist()):
+            found, first = found + 1, first or number
+    return found, first
 
 
 def _problem(row: Mapping[str, Any], vocabulary: int, labels: bool) -> str | None:

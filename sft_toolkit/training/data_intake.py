@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
 
@@ -14,7 +14,6 @@ from sft_toolkit.data.collate import PackedCollator, PaddedCollator
 from sft_toolkit.data.loading import for_evaluation, for_training, seed_of
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset, row_lengths
 from sft_toolkit.errors import ConfigError, DataError
-from sft_toolkit.model.modules import without_adapter
 from sft_toolkit.training_args import SFTArguments
 
 TRAIN, EVAL = "train_dataset", "eval_dataset"
@@ -45,6 +44,8 @@ def resolve_dataset(dataset: Any, args: Any, tokenizer: Any, name: str) -> Any:
         )
     if dataset is None or isinstance(dataset, RowsDataset | PackedDataset):
         return dataset
+    if isinstance(dataset, Iterator) and isinstance(args, SFTArguments):
+        raise ConfigError(f"{name} is {_called(dataset)}, which ends after one pass, {EXPECTED}; list(...) makes one")
     first, columns = _first_row(dataset), columns_of(dataset)
     if not isinstance(args, SFTArguments):
         if "input_ids" not in columns and _is_text(first):
@@ -54,11 +55,20 @@ def resolve_dataset(dataset: Any, args: Any, tokenizer: Any, name: str) -> Any:
         return dataset
     if first is None and hasattr(dataset, "__len__"):
         raise DataError(f"{name}: there are no rows")
+    if isinstance(dataset, list | tuple):
+        _refuse_mixed(dataset, "input_ids" in columns, name)
     if "input_ids" in columns:
         return _arranged(dataset, args, name) if "labels" in columns else dataset
     if not _is_text(first):
         return dataset
     return _tokenised(dataset, args, tokenizer, name, columns)
+
+
+def _refuse_mixed(rows: list[Any] | tuple[Any, ...], are_tokens: bool, name: str) -> None:
+    for number, row in enumerate(rows, 1):
+        if (isinstance(row, Mapping) and "input_ids" in row) is not are_tokens:
+            first, this = ("tokens", "none") if are_tokens else ("no tokens", "some")
+            raise DataError(f"{name}, row {number}: the rows before hold {first} (input_ids), and this one {this}")
 
 
 def _tokenised(dataset: Any, args: SFTArguments, tokenizer: Any, name: str, columns: set[str]) -> Any:
@@ -106,57 +116,9 @@ def _check_packable(dataset: Dataset, args: SFTArguments, name: str) -> None:
         raise ConfigError("packing: the token rows are padded already (attention_mask holds zeros); leave padding out")
 
 
-def check_all_ids(train_dataset: Any, eval_dataset: Any, model: Any, labels: bool) -> None:
-    """`check_ids` of the data sets that a trainer is built with, and that its loss can follow their weights."""
-    if not labels and getattr(train_dataset, "weighted", False):
-        raise ConfigError("compute_loss_func: the weights of messages can't reach it; take the weights or it out")
-    check_ids(train_dataset, model, TRAIN, labels)
-    check_ids(eval_dataset, model, EVAL, labels)
-
-
-def check_ids(dataset: Any, model: Any, name: str, labels: bool) -> None:
-    """Compare the ids of token rows with the model's embedding; a data set of the user's own class is not read.
-
-    Args:
-        labels: compare labels too, where the model predicts tokens from left to right.
-
-    Raises:
-        DataError: names the row.
-    """
-    if isinstance(dataset, Mapping):
-        for key, part in dataset.items():
-            check_ids(part, model, f"{name}[{key!r}]", labels)
-        return
-    if isinstance(dataset, RowsDataset | PackedDataset):
-        dataset = getattr(dataset, "tokens", None)  # a stream has read nothing yet
-    vocabulary = _embedding_rows(model)
-    is_readable = isinstance(dataset, list | tuple) or (
-        isinstance(dataset, Dataset) and dataset.format["type"] != "custom"
-    )
-    if vocabulary is None or not is_readable or "input_ids" not in columns_of(dataset):
-        return
-    from sft_toolkit.data.token_rows import check_token_rows
-
-    check_token_rows(dataset, vocabulary, name, labels and _predicts_tokens(model))
-
-
-def _embedding_rows(model: Any) -> int | None:
-    """Rows of the input embedding, also where ZeRO-3 has taken it apart; None for models without a plain one."""
-    base: Any = without_adapter(model)
-    try:
-        weight = base.get_input_embeddings().weight
-    except (AttributeError, NotImplementedError):
-        return None
-    shape = getattr(weight, "ds_shape", weight.shape)
-    return int(shape[0]) if len(shape) == 2 else None
-
-
-def _predicts_tokens(model: Any) -> bool:
-    base: Any = without_adapter(model)
-    config = getattr(base, "config", None)
-    is_seq2seq = getattr(config, "is_encoder_decoder", False)
-    head = getattr(base, "get_output_embeddings", None)
-    return not is_seq2seq and head is not None and head() is not None
+def is_ours(dataset: Any) -> bool:
+    """Rows in one of our layouts, on which our loss, order and counters work; else Trainer's own hold."""
+    return isinstance(dataset, RowsDataset | PackedDataset)
 
 
 def collator_for(dataset: Any, tokenizer: Any) -> Any:

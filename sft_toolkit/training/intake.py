@@ -22,20 +22,22 @@ from sft_toolkit.training_args import SFTArguments
 logger = logging.getLogger(__name__)
 
 
-def resolve_tokenizer(model: Any, tokenizer: Any) -> Any:
-    """The tokenizer passed in, or that of a model given by name: rows are read with it before any weight is."""
+def resolve_names(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """A path as text; the tokenizer passed in, or that of a model given by name: rows are read before any weight is."""
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
     if tokenizer is not None or not isinstance(model, str):
-        return tokenizer
+        return model, tokenizer
     from sft_toolkit.model.loading import load_tokenizer
 
-    return load_tokenizer(ModelArguments(name_or_path=model))
+    return model, load_tokenizer(ModelArguments(name_or_path=model))
 
 
 def resolve_model(model: Any, args: Any, tokenizer: Any, peft_config: Any) -> tuple[Any, Any]:
     """Load a model given by name; make it and its tokenizer agree; wrap it into its adapter.
 
     Args:
-        tokenizer: from `resolve_tokenizer`.
+        tokenizer: from `resolve_names`.
 
     Returns:
         The model and the tokenizer.
@@ -113,6 +115,8 @@ def with_adapter(model_init: Callable[..., Any] | None, peft_config: Any, args: 
 
 
 def _adapted(model: Any, args: Any, peft_config: Any) -> Any:
+    if isinstance(peft_config, dict | str):
+        raise ConfigError(f"peft_config is {peft_config!r}; expected a configuration: peft.LoraConfig(r=..., ...)")
     if peft_config is not None:
         from sft_toolkit.lora.inject import inject
 
@@ -121,6 +125,22 @@ def _adapted(model: Any, args: Any, peft_config: Any) -> Any:
         train_only(model, args.trainable)
         lets_gradients_in(model, args)
     return model
+
+
+def with_first(first: TrainerCallback | None, callbacks: Any) -> list[Any] | None:
+    """The user's callbacks behind one of ours.
+
+    Raises:
+        ConfigError: one of them is something else; Trainer would call it much later.
+    """
+    for number, callback in enumerate(callbacks or []):
+        kind = callback if isinstance(callback, type) else type(callback)
+        if not hasattr(kind, "on_init_end"):
+            raise ConfigError(
+                f"callbacks[{number}] is {callback!r}; expected a TrainerCallback, its class or an instance of it"
+                + (" (names are for the YAML)" if isinstance(callback, str | dict) else "")
+            )
+    return callbacks if first is None else [first, *(callbacks or [])]
 
 
 def adapter_callbacks(model: Any) -> list[TrainerCallback]:
@@ -159,6 +179,8 @@ def refuse_unsupported(args: Any) -> None:
         )
     parallel = args.parallelism_config
     if parallel is not None and (parallel.cp_enabled or parallel.sp_enabled):
-        problems.append("parallelism_config: context and sequence parallelism split a row's labels, which this loss can't follow yet")
+        problems.append(
+            "parallelism_config: context and sequence parallelism split a row's labels, which this loss can't follow"
+        )
     if problems:
         raise ConfigError(problems)

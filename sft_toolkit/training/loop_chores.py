@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
+from sft_toolkit.errors import ConfigError
 from sft_toolkit.metering.step_times import StepTimes
 from sft_toolkit.metering.utilisation import utilisation_of
 from sft_toolkit.training.intake import adapter_callbacks
@@ -30,7 +31,12 @@ class LoopChores(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The log history of a checkpoint holds its counters."""
+        """The log history of a checkpoint holds its counters.
+
+        Raises:
+            ConfigError: no update would be made, which Trainer reports as a training that went well.
+        """
+        _refuse_no_updates(args, state, kwargs.get("train_dataloader"))
         device, meter = args.device, self.trainer.token_meter
         meter.times = StepTimes(on_cuda=device.type == "cuda")
         meter.utilisation = utilisation_of(self.trainer.paths.unwrapped(), device, _computes_in(args, self.trainer))
@@ -53,6 +59,16 @@ class LoopChores(TrainerCallback):
         """Log before each save, so that a checkpoint's log history holds exact token counters."""
         control.should_log |= control.should_save
         return control
+
+
+def _refuse_no_updates(args: Any, state: Any, batches: Any) -> None:
+    if state.max_steps == 0:
+        raise ConfigError(f"num_train_epochs: {args.num_train_epochs:g} trains nothing")
+    if args.dataloader_drop_last and hasattr(batches, "__len__") and len(batches) == 0:
+        raise ConfigError(
+            f"dataloader_drop_last: leaves nothing to train on: there are fewer rows than a batch takes "
+            f"(per_device_train_batch_size {args.per_device_train_batch_size} x {args.world_size} processes)"
+        )
 
 
 def _computes_in(args: Any, trainer: SFTTrainer) -> torch.dtype:

@@ -34,6 +34,9 @@ PINNED = {
     "_get_output_dir": "(self, trial)",
     "_save_checkpoint": "(self, model, trial)",
     "_push_from_checkpoint": "(self, checkpoint_folder)",
+    "_save": "(self, output_dir=None, state_dict=None)",
+    "_save_optimizer_and_scheduler": "(self, output_dir)",
+    "store_flos": "(self)",
     "_clip_grad_norm": "(self, model)",
     "_get_grad_norm": "(self, model, grad_norm=None)",
 }

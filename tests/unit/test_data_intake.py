@@ -173,3 +173,44 @@ def test_weights_of_token_rows_count(tmp_path: Path) -> None:
         trainer.train()
         losses.append(trainer.state.log_history[0]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_labels_that_teach_nothing_are_refused_or_counted(
+    tmp_path: Path, as_dataset: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = [token_row([5, 6], [-100, -100]), token_row([5, 6, 7], [5, -100, -100])]  # a first label is never learned
+    rows: Any = Dataset.from_list(silent) if as_dataset else silent
+    message = "train_dataset: there is nothing to learn, all labels of all 2 rows are -100"
+    assert refused(DataError, tmp_path, rows) == message
+    some = [token_row([5, 6]), *silent]
+    built(tmp_path, Dataset.from_list(some) if as_dataset else some)
+    warned = [r.getMessage() for r in caplog.records if "supervised" in r.getMessage()]
+    assert warned == ["train_dataset: 2 of 3 rows have no supervised token (the first is row 2) and teach nothing"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"foo": 1}], "the rows have the columns foo; expected text (messages, conversations, instruction and output, "
+         "prompt and completion, text) or tokens (input_ids and labels)"),
+        ([{"input_ids": [5, 6], "attention_mask": [1, 1]}], "the rows have input_ids and no labels; add them (-100 "
+         "where nothing is learned; a copy of input_ids learns everything) or pass a data_collator that does"),
+    ],
+)  # fmt: skip
+def test_rows_without_a_column_that_the_model_takes(tmp_path: Path, rows: Any, said: str) -> None:
+    assert refused(DataError, tmp_path, rows) == f"train_dataset: {said}"
+    assert refused(DataError, tmp_path, TEXT, {"dev": rows}) == f"eval_dataset['dev']: {said}"
+    assert refused(DataError, tmp_path, Dataset.from_list(rows)) == f"train_dataset: {said}"
+
+
+def test_numbers_iterators_and_mixed_rows(tmp_path: Path) -> None:
+    numbers = refused(DataError, tmp_path, [1, 2])
+    assert numbers == "train_dataset, row 1: 1 is no row; expected a mapping such as {'messages': [...]}"
+    once = refused(ConfigError, tmp_path, (row for row in TEXT))
+    assert once.startswith("train_dataset is a generator, which ends after one pass, expected a datasets.Dataset, a")
+    tokens = token_row([5, 6])
+    said = "the rows before hold tokens (input_ids), and this one none"
+    assert refused(DataError, tmp_path, [tokens, tokens, *TEXT]) == f"train_dataset, row 3: {said}"
+    said = "the rows before hold no tokens (input_ids), and this one some"
+    assert refused(DataError, tmp_path, [*TEXT, tokens]) == f"train_dataset, row 2: {said}"

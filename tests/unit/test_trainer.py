@@ -267,3 +267,52 @@ def test_a_frozen_embedding_lets_gradients_in_only_for_checkpointing(tmp_path: P
     assert logged(plain, "grad_norm") == pytest.approx(logged(other, "grad_norm"), rel=1e-5)
     embedding = cast(Any, plain.model).get_input_embeddings()
     assert not embedding._forward_hooks  # the first layer would compute a gradient that nobody needs
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_train_epochs": 0, "max_steps": -1}, "num_train_epochs: 0 trains nothing"),
+        (
+            {"dataloader_drop_last": True, "per_device_train_batch_size": 50},
+            "dataloader_drop_last: leaves nothing to train on: there are fewer rows than a batch takes "
+            "(per_device_train_batch_size 50 x 1 processes)",
+        ),
+    ],
+)
+def test_a_training_without_an_update_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    rows = [{"messages": chat("a", "b")}]
+    trainer = SFTTrainer(tiny_model(), sgd_arguments(tmp_path, **changes), None, rows, None, tiny_tokenizer())
+    with pytest.raises(ConfigError) as refused:
+        trainer.train()
+    assert str(refused.value) == said
+    assert trainer.state.global_step == 0
+
+
+def test_zero_steps_are_no_number_of_steps(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_steps: 0 trains nothing; leave it out to go by num_train_epochs"):
+        sgd_arguments(tmp_path, max_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"callbacks": [{"a": 1}]}, "callbacks[0] is {'a': 1}; expected a TrainerCallback, its class or an instance of "
+         "it (names are for the YAML)"),
+        ({"callbacks": [3]}, "callbacks[0] is 3; expected a TrainerCallback, its class or an instance of it"),
+        ({"peft_config": {"r": 2}}, "peft_config is {'r': 2}; expected a configuration: peft.LoraConfig(r=..., ...)"),
+    ],
+)  # fmt: skip
+def test_what_is_no_callback_and_no_configuration(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    rows = [{"messages": chat("a", "b")}]
+    with pytest.raises(ConfigError) as refused:
+        SFTTrainer(tiny_model(), sgd_arguments(tmp_path), None, rows, None, tiny_tokenizer(), **given)
+    assert str(refused.value) == said
+
+
+def test_a_model_is_named_by_a_path_object_too(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    rows = [{"messages": chat("a", "b")}]
+    trainer = SFTTrainer(tmp_path / "model", sgd_arguments(tmp_path / "out"), train_dataset=rows)  # type: ignore[arg-type]
+    assert cast(Any, trainer.processing_class).get_vocab() == tiny_tokenizer().get_vocab()
