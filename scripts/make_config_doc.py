@@ -35,6 +35,11 @@ SECTIONS: list[tuple[str, type, str]] = [
     ),
     ("distributed", args.DistributedArguments, ""),
     ("evaluation", args.EvaluationArguments, "Answers generated for held-out rows, before and after training."),
+    (
+        "sweep",
+        args.SweepArguments,
+        "`train` with this section searches, one run per trial, and needs `pip install 'sft-toolkit[sweep]'`.",
+    ),
 ]
 CALLBACKS = """## callbacks
 

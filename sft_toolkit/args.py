@@ -162,6 +162,22 @@ class EvaluationArguments(Checked):
 
 
 @dataclass
+class SweepArguments(Checked):
+    """Section `sweep`: the run is tried with other values, each trial a run in a folder of its own."""
+
+    search: dict[str, Any] = knob(
+        dict, "What is tried: `section.key: [values]`, or `section.key: {min: , max: , log: true}` for a number."
+    )
+    trials: int | None = knob(None, "Most trials; default 20 where `minutes` is not given.", minimum=1)
+    minutes: float | None = knob(None, "No trial starts after this many, earlier starts included.", minimum=0.0)
+    metric: str = knob("eval_loss", "What an evaluation reports and trials are compared by.")
+    direction: Literal["auto", "minimize", "maximize"] = knob("auto", "auto minimises losses and maximises the rest.")
+    sampler: Literal["tpe", "random", "grid"] = knob("tpe", "Sampler of Optuna; grid takes lists only.")
+    pruner: Literal["median", "halving", "none"] = knob("median", "Ends trials that fall behind at an evaluation.")
+    sampler_seed: int = knob(42, "The same file tries the same values.", minimum=0)
+
+
+@dataclass
 class CallbackArguments(Checked):
     """One entry of `callbacks`: a registered name or a dotted path, with its options."""
 

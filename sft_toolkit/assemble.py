@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sft_toolkit.data.prepare import Prepared
     from sft_toolkit.running.callbacks import RunCallbacks
+    from sft_toolkit.sweep.study import Study
     from sft_toolkit.trainer import SFTTrainer
     from sft_toolkit.training_args import SFTArguments
 
@@ -47,9 +48,14 @@ class RunResult:
     scores_before: dict[str, float] = field(default_factory=dict)
     scores_after: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    search: Study | None = None
 
     def summary(self) -> str:
         """What the run achieved and where it lies, for the end of the console output."""
+        if self.search is not None:
+            from sft_toolkit.sweep.results import in_words
+
+            return f"{in_words(self.search)}\nbest        {self.output_dir / 'best.yaml'}"
         if self.trainer is None:
             return f"nothing to do: {self.output_dir} holds this run, finished"
         lines = [f"stopped by a signal; the newest checkpoint is in {self.output_dir}"] if self.exit_code else []
@@ -77,8 +83,16 @@ def run(config: str | Path, overrides: Sequence[str] = ()) -> RunResult:
 
 
 @environment_kept()
-def train(config: RunConfig) -> RunResult:
-    """Train from a checked configuration; a run that is finished already is left alone."""
+def train(config: RunConfig, users: Sequence[TrainerCallback] = ()) -> RunResult:
+    """Train from a checked configuration; a run that is finished already is left alone.
+
+    With section `sweep`, search: `search` of the result is the study, its trials are runs of their own.
+
+    Args:
+        users: callbacks beside those of the configuration.
+    """
+    if config.sweep is not None:
+        return search_values(config)
     from sft_toolkit.data.digest import rows_digest
 
     output_dir, started_by = Path(config.training["output_dir"]), launcher()
@@ -99,12 +113,22 @@ def train(config: RunConfig) -> RunResult:
             if checkpoint is not None and prepared.train is not None:
                 refuse_other_rows(output_dir, checkpoint, partial(rows_digest, prepared.train))
         with phase("loading the model"):
-            trainer, callbacks = assemble(config, tokenizer, prepared, rehearsal.callbacks, started_by)
+            trainer, callbacks = assemble(config, tokenizer, prepared, [*rehearsal.callbacks, *users], started_by)
         if not alone:
             if nodes.of_first_rank(nothing_to_do):
                 return RunResult(output_dir)
             checkpoint = nodes.settle(output_dir, checkpoint)
         return fit(config, trainer, callbacks, checkpoint)
+
+
+def search_values(config: RunConfig) -> RunResult:
+    """The runs of section `sweep`."""
+    refuse_start(config)
+    check_run(config)
+    from sft_toolkit.sweep.search import search  # needs Optuna, which the check has found
+
+    study, code = search(config, train)
+    return RunResult(Path(config.training["output_dir"]), exit_code=code, search=study)
 
 
 def in_full(config: RunConfig, args: SFTArguments) -> dict[str, Any]:

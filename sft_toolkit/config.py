@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any
 
+import yaml
+
 from sft_toolkit._version import __version__
 from sft_toolkit.args import (
     CallbackArguments,
@@ -19,8 +21,9 @@ from sft_toolkit.args import (
     EvaluationArguments,
     LoraArguments,
     ModelArguments,
+    SweepArguments,
 )
-from sft_toolkit.config_file import checks, idle, sections, training_rules
+from sft_toolkit.config_file import checks, idle, search_space, sections, training_rules
 from sft_toolkit.config_file.findings import Findings
 from sft_toolkit.config_file.overrides import apply_override
 from sft_toolkit.config_file.tree import read_tree
@@ -43,6 +46,7 @@ class RunConfig:
     distributed: DistributedArguments = field(default_factory=DistributedArguments)
     callbacks: list[CallbackArguments] = field(default_factory=list)
     evaluation: EvaluationArguments = field(default_factory=EvaluationArguments)
+    sweep: SweepArguments | None = None
     path: str = field(default="", compare=False)
     warnings: list[str] = field(default_factory=list, compare=False)
 
@@ -62,6 +66,15 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Run
     tree = read_tree(str(path), findings)
     for override in overrides:
         apply_override(tree, override, findings)
+    config = _read(tree, findings)
+    if config.sweep is not None:
+        search_space.check_sweep(config.sweep, config.data, config.training, config.evaluation, tree, _read, findings)
+    findings.raise_any()
+    config.warnings = findings.warnings
+    return config
+
+
+def _read(tree: yaml.MappingNode, findings: Findings) -> RunConfig:
     nodes = sections.split_sections(tree, findings)
     distributed = sections.read_plain(nodes.get("distributed"), "distributed", DistributedArguments, findings)
     config = RunConfig(
@@ -72,7 +85,8 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Run
         distributed=distributed,
         callbacks=sections.read_callbacks(nodes.get("callbacks"), findings),
         evaluation=sections.read_plain(nodes.get("evaluation"), "evaluation", EvaluationArguments, findings),
-        path=str(path),
+        sweep=sections.read_optional(nodes.get("sweep"), "sweep", SweepArguments, findings),
+        path=findings.source,
     )
     checks.check_model(config.model, findings)
     checks.check_data(config.data, findings)
@@ -88,8 +102,6 @@ def load_config(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Run
     idle.warn_of_idle_keys(
         config.model, config.data, config.lora, config.training, config.distributed, config.evaluation, findings
     )
-    findings.raise_any()
-    config.warnings = findings.warnings
     return config
 
 
@@ -127,5 +139,7 @@ def resolved_yaml(config: RunConfig, training: Mapping[str, Any] | None = None) 
         "callbacks": callbacks_as_written(config.callbacks),
         "evaluation": asdict(config.evaluation),
     }
+    if config.sweep is not None:
+        document["sweep"] = asdict(config.sweep)
     header = f"# The whole run, written by sft_toolkit {__version__}. Running this file again is the same run.\n"
     return header + to_yaml(document)

@@ -188,6 +188,7 @@ LAW: dict[str, set[str]] = {
 }
 KNOW_ALL = {
     "sweep",
+    "sweep",
     "assemble",
     "running.checks",
     "commands",

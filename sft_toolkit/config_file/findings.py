@@ -67,6 +67,10 @@ class Findings:
         """Add a problem that belongs to no key."""
         self._problems.append((NO_LINE, text))
 
+    def texts(self) -> list[str]:
+        """All problems so far, each with its place."""
+        return [text for _, text in self._problems]
+
     def raise_any(self) -> None:
         """Raise one ConfigError with all problems: those with a line first, by line."""
         if self._problems:

@@ -23,6 +23,7 @@ from sft_toolkit.args import (
     EvaluationArguments,
     LoraArguments,
     ModelArguments,
+    SweepArguments,
     TrainingExtras,
 )
 from sft_toolkit.errors import ConfigError
@@ -33,8 +34,9 @@ SECTION_CLASSES: dict[str, type] = {
     "lora": LoraArguments,
     "distributed": DistributedArguments,
     "evaluation": EvaluationArguments,
+    "sweep": SweepArguments,
 }
-SECTIONS = ["model", "data", "lora", "training", "distributed", "callbacks", "evaluation"]
+SECTIONS = ["model", "data", "lora", "training", "distributed", "callbacks", "evaluation", "sweep"]
 # The names of peft for three of our fields; both spellings are read.
 LORA_ALIASES = {"lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets"}
 # What the toolkit itself writes into an adapter's configuration: the same value is no mistake, as it stands in every

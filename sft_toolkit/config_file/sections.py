@@ -55,6 +55,11 @@ def read_plain(node: yaml.Node | None, section: str, cls: type[Section], finding
     return cls(**read_keys(node, section, section_keys(section), findings))
 
 
+def read_optional(node: yaml.Node | None, section: str, cls: type[Section], findings: Findings) -> Section | None:
+    """As `read_plain`; None where the section is null or absent."""
+    return None if node is None or is_null(node) else read_plain(node, section, cls, findings)
+
+
 def read_keys(node: yaml.Node | None, section: str, keys: Mapping[str, Key], findings: Findings) -> dict[str, Any]:
     """The typed values of the keys that the user wrote."""
     values = {}

@@ -102,16 +102,21 @@ def _check_metric(data: DataArguments, training: Mapping[str, Any], scores: Sequ
     compared = training.get("load_best_model_at_end") or training.get("save_strategy") == "best"
     if metric is None and not compared:
         return
+    key = "training.metric_for_best_model" if metric is not None else "training.load_best_model_at_end"
+    check_reported(key, metric or "loss", data, scores, findings)
+
+
+def check_reported(key: str, metric: str, data: DataArguments, scores: Sequence[str], findings: Findings) -> None:
+    """An evaluation of these sets reports this metric."""
     names = list(data.eval) or ["eval"]
     prefixes = [""] if names == ["eval"] else [f"{name}_" for name in names]
     known = [f"{prefix}{what}" for what in _OF_AN_EVALUATION for prefix in prefixes] + list(scores)
     parts = any(len(sources) > 1 for sources in data.eval.values())  # each source has a loss of its own beside the sum
-    asked = (metric or "loss").removeprefix("eval_")
+    asked = metric.removeprefix("eval_")
     if any(name not in BUILT_IN["metric"] for name in scores):
         return  # a metric of the user's may report under any name
     if asked not in known and not (parts and asked.endswith(("_loss", *(f"_{name}" for name in scores)))):
         losses = ", ".join(name for name in known if name.endswith("loss") or name in scores)
-        key = "training.metric_for_best_model" if metric is not None else "training.load_best_model_at_end"
         findings.add(key, f"an evaluation reports no '{asked}'{did_you_mean(asked, known)} (reported: {losses})")
 
 

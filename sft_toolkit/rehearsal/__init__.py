@@ -8,6 +8,7 @@ fails is reported with its key, all at once. `check` and every run begin with it
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -54,6 +55,7 @@ def _rehearsed(config: RunConfig) -> Rehearsal:
     problems += names.registered(config)
     problems += names.attention(config.model.attn_implementation)
     problems += names.adapter(config.lora)
+    problems += names.search(config.sweep, int(os.environ.get("WORLD_SIZE", "1")))
     problems += quantisation_problems(config.model, config.lora is None)
     problems += names.base_model(config.model, config.lora is None)
     args = _draft(config, problems)

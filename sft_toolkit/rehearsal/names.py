@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from transformers import AttentionInterface, EarlyStoppingCallback, TrainerCallback
@@ -23,7 +24,7 @@ from sft_toolkit.options import option_problems
 from sft_toolkit.registry import BUILT_IN, bound, build, lookup, takes_keywords
 
 if TYPE_CHECKING:
-    from sft_toolkit.args import CallbackArguments, LoraArguments, ModelArguments
+    from sft_toolkit.args import CallbackArguments, LoraArguments, ModelArguments, SweepArguments
     from sft_toolkit.rehearsal.draft import Draft
 
 _DECOMPOSE = ("pissa", "olora", "loftq")
@@ -141,6 +142,16 @@ def attention_on_cpu(name: str, use_cpu: bool) -> Iterator[str]:
 def _flash_is_there(name: str) -> bool:
     installed = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
     return bool(is_kernels_available() or installed.get(name, lambda: True)())
+
+
+def search(sweep: SweepArguments | None, processes: int) -> Iterator[str]:
+    """What a search needs beside its values."""
+    if sweep is None:
+        return
+    if find_spec("optuna") is None:
+        yield "sweep: needs Optuna, which is not installed: pip install 'sft-toolkit[sweep]'"
+    if processes > 1:
+        yield f"sweep: searches in one process, and {processes} were started; start train.py with python"
 
 
 def adapter(lora: LoraArguments | None) -> Iterator[str]:

@@ -43,7 +43,7 @@ class TestUnknownKeys:
             ("zero_stage: 3", "training.zero_stage: unknown key; write 'distributed.strategy' (zero1, zero2 or zero3)"),
             ("supervisee: all", "training.supervisee: unknown key; did you mean 'data.supervise'?"),
             ("xyzzy: 1", "training.xyzzy: unknown key "
-             "(sections: model, data, lora, training, distributed, callbacks, evaluation)"),
+             "(sections: model, data, lora, training, distributed, callbacks, evaluation, sweep)"),
         ],
     )  # fmt: skip
     def test_in_a_section(self, problems: Problems, line: str, message: str) -> None:
