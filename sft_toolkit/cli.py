@@ -17,7 +17,7 @@ from typing import TypeAlias
 from sft_toolkit._version import __version__
 from sft_toolkit.engines.early_warning import early_warning_noted
 from sft_toolkit.engines.launch import launch_problems, read_launch
-from sft_toolkit.errors import CheckpointError, ConfigError, DataError, TrainingDivergedError
+from sft_toolkit.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingDivergedError
 from sft_toolkit.phases import phase_of, traceback_of, user_code_of
 
 SHOW_TRACEBACK = "SFT_TOOLKIT_TRACEBACK"
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_the_one_to_say_it():
             _say(str(error))
         return error.exit_code
-    except (CheckpointError, TrainingDivergedError) as error:
+    except (CheckpointError, TrainingDivergedError, OutOfMemoryError) as error:
         _say(str(error))
         return error.exit_code
     except OSError as error:  # a full or read-only disk, a folder that went away

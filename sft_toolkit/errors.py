@@ -53,5 +53,11 @@ class TrainingDivergedError(RuntimeError):
     exit_code = 1
 
 
+class OutOfMemoryError(RuntimeError):
+    """Memory ran out in a run: names the phase, predicted and measured memory, and the keys that help (exit code 1)."""
+
+    exit_code = 1
+
+
 EXPECTED = (ConfigError, DataError, CheckpointError, TrainingDivergedError, OSError)
 """What says all there is to say in its message; anything else may need its traceback."""

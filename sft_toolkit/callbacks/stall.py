@@ -73,6 +73,11 @@ class StallWatch(TrainerCallback):
     ) -> None:
         self.close()
 
+    @property
+    def phase(self) -> str:
+        """What the last event says is going on."""
+        return self._phase
+
     def close(self) -> None:
         """End the thread. An exception skips `on_train_end`: whoever catches it calls this."""
         if self._stop is not None:

@@ -36,6 +36,11 @@ class StepTimes:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._intervals: list[tuple[Phase, torch.cuda.Event, torch.cuda.Event]] = []
 
+    @property
+    def phase(self) -> Phase | None:
+        """What is going on; None is anything beside the parts of an update."""
+        return self._phase
+
     def enter(self, phase: Phase | None) -> None:
         """The phase before ends here; None is anything else."""
         if self._phase is None and phase is None:

@@ -14,9 +14,11 @@ from sft_toolkit.callbacks.manifest import ManifestCallback
 from sft_toolkit.config import RunConfig
 from sft_toolkit.data.digest import rows_digest
 from sft_toolkit.engines.engagement import check_engaged, describe, engaged
+from sft_toolkit.errors import OutOfMemoryError
 from sft_toolkit.registry import build
 from sft_toolkit.running.earlier_run import as_asked
 from sft_toolkit.running.files import facts
+from sft_toolkit.running.out_of_memory import is_out_of_memory, while_training
 
 if TYPE_CHECKING:
     from sft_toolkit.data.prepare import Prepared
@@ -42,6 +44,7 @@ class RunCallbacks:
         users: Sequence[TrainerCallback] = (),
         launcher: int | None = None,
     ) -> None:
+        self.config = config
         options = {entry.name: entry.options for entry in config.callbacks}
         self.interrupt = build("callback", "interrupt", {"launcher": launcher} | options.pop("interrupt", {}))
         manifest = {"info": facts() | _asked(config, args, prepared), "interrupted": self._interrupted, "finish": False}
@@ -93,11 +96,22 @@ class RunCallbacks:
             self.manifest.record_failure("interrupted")
             raise
         except BaseException as error:
-            self.manifest.record_failure("failed", f"{type(error).__name__}: {error}")
+            explained = self._explained(error)
+            said = explained or error
+            self.manifest.record_failure("failed", f"{type(said).__name__}: {said}")
+            if explained is not None:
+                raise explained from error
             raise
         finally:
             self.interrupt.close()
             self.stall.close()
+
+    def _explained(self, error: BaseException) -> OutOfMemoryError | None:
+        trainer = self._engagement.trainer
+        if trainer is None or not is_out_of_memory(error):
+            return None
+        predicted = self.manifest.info.get("engaged", {}).get("predicted_memory", {})
+        return while_training(error, trainer, self.config, self.stall.phase, predicted)
 
     def _interrupted(self) -> bool:
         return self.signal_received is not None

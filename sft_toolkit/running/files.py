@@ -14,8 +14,9 @@ from typing import Any
 
 from sft_toolkit._version import __version__
 from sft_toolkit.config import RunConfig, resolved_yaml
-from sft_toolkit.errors import EXPECTED, ConfigError, DataError
+from sft_toolkit.errors import EXPECTED, ConfigError, DataError, OutOfMemoryError
 from sft_toolkit.phases import leave_traceback, traceback_file
+from sft_toolkit.running.out_of_memory import before_training, is_out_of_memory
 
 RESOLVED, REPORT = "config.resolved.yaml", "data_report.json"
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets", "deepspeed", "tokenizers", "numpy")
@@ -50,6 +51,9 @@ def opened_output_dir(folder: Path) -> Iterator[None]:
                 folder.rmdir()
         raise
     except Exception as error:
+        if is_out_of_memory(error) and not isinstance(error, OutOfMemoryError):
+            leave_traceback(error, folder)
+            raise before_training(error) from error
         if not isinstance(error, EXPECTED):
             leave_traceback(error, folder)
         raise
