@@ -188,7 +188,6 @@ LAW: dict[str, set[str]] = {
 }
 KNOW_ALL = {
     "sweep",
-    "sweep",
     "assemble",
     "running.checks",
     "commands",
