@@ -55,7 +55,9 @@ class RunResult:
         if self.search is not None:
             from sft_toolkit.sweep.results import in_words
 
-            return f"{in_words(self.search)}\nbest        {self.output_dir / 'best.yaml'}"
+            stopped = "stopped by a signal; the same command goes on\n" if self.exit_code else ""
+            best = f"\nbest        {self.output_dir / 'best.yaml'}" if self.search.best() is not None else ""
+            return f"{stopped}{in_words(self.search)}{best}"
         if self.trainer is None:
             return f"nothing to do: {self.output_dir} holds this run, finished"
         lines = [f"stopped by a signal; the newest checkpoint is in {self.output_dir}"] if self.exit_code else []

@@ -82,7 +82,9 @@ def _one(study: Study, trial: optuna.Trial, folder: Path, train: Train) -> int:
     except OSError:
         raise  # a full disk: the next trial would fail too
     except Exception as error:
-        study.tell(trial, None, False, time.monotonic() - began, f"{type(error).__name__}: {error}"[:300])
+        study.tell(
+            trial, None, False, time.monotonic() - began, f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        )
         logger.warning("%s failed: %s", place.name, error)
         if not any(t.value is not None for t in study.trials()) and (len(study.ended()) >= 3 or study.is_over()):
             raise
