@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 from sft_toolkit.errors import UnknownKeywordError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class KnownKeywords:
@@ -24,8 +25,8 @@ class KnownKeywords:
         if unknown := _unknown(cls, kwargs):
             from sft_toolkit.config_file.in_python import explain_keyword
 
-            known = _parameters(cls)
-            raise UnknownKeywordError([explain_keyword(cls, known, name) for name in unknown])
+            known = list(_parameters(cls))[1:]
+            raise UnknownKeywordError([explain_keyword(cls.__name__, known, name) for name in unknown])
         return super().__new__(cls)
 
 
