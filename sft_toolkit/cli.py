@@ -188,11 +188,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from sft_toolkit.commands import plan
-    from sft_toolkit.planning.command import Asked
+    with _libraries_on_stderr():
+        from sft_toolkit.commands import plan
+        from sft_toolkit.planning.command import Asked
 
-    machine = Asked(options.device_memory, options.devices, options.host_memory, options.devices_per_host)
-    found = plan(options.config, options.overrides, machine)
+        machine = Asked(options.device_memory, options.devices, options.host_memory, options.devices_per_host)
+        found = plan(options.config, options.overrides, machine)
     print(found.in_json() if options.json else found.in_words())
     return 0
 

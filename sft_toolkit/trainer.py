@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -21,7 +20,7 @@ from sft_toolkit.data.loading import Batches, batches_by_part, dataloader, evalu
 from sft_toolkit.data.sampler import EpochSampler
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset
 from sft_toolkit.keywords import KnownKeywords
-from sft_toolkit.metering.accounting import Batch, EvalMeter, TokenMeter
+from sft_toolkit.metering.accounting import Batch, EvalMeter, TokenMeter, mean_eval_loss
 from sft_toolkit.metering.log_entry import add_to_log
 from sft_toolkit.model.modules import without_adapter
 from sft_toolkit.training.adapter_trainer import AdapterTrainer
@@ -252,9 +251,9 @@ class SFTTrainer(SavingTrainer, EngineTrainer, AdapterTrainer, GradientTrainer, 
     def hyperparameter_search(
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """As Trainer's; the objective is the eval loss. Stock adds up all metrics but it, where there are any."""
+        """As Trainer's; the objective is the (mean) eval loss. Stock adds up all metrics but it, if there are any."""
         if compute_objective is None and self.compute_metrics is None and isinstance(self.args, SFTArguments):
-            compute_objective = itemgetter("eval_loss")
+            compute_objective = mean_eval_loss
         return super().hyperparameter_search(hp_space, compute_objective, *args, **kwargs)
 
     # ---- Logs, cost, saving ------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ LAW: dict[str, set[str]] = {
     "training.stream_keeper": {"data"},
     "running.training_rows": {"data", "training_args"},
     "training.data_intake": {"data", "training_args"},
-    "training.data_checks": {"data", "loss", "model.modules", "training.data_intake", "training_args"},
+    "training.data_checks": {"data", "model.modules", "training.data_intake", "training_args"},
     "training.intake": {
         "data",
         "engines.distributed",

@@ -34,20 +34,14 @@ def check_token_rows(rows: Dataset | Sequence[Mapping[str, Any]], vocabulary: in
             raise DataError(f"{name}, row {number}: {problem}")
 
 
-def unsupervised_rows(rows: Dataset | Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """How many rows have no label but -100, and the number of the first one, counted from 1 (0 if there is none).
-
-    The label of a row's first token is never learned: nothing predicts it.
-    """
-    found, first, number = 0, 0, 0
+def unsupervised_rows(rows: Dataset | Sequence[Mapping[str, Any]]) -> list[int]:
+    """Indices of the rows of several tokens whose labels are all -100; a first label is never learned, and ignored."""
     labels: Iterable[Any] = (row["labels"] for row in rows)
     if isinstance(rows, Dataset):
         batches = rows.select_columns(["labels"]).with_format("arrow").iter(batch_size=_BATCH_ROWS)
         labels = (row for table in batches for row in table["labels"].to_pylist())
-    for number, row in enumerate(labels, 1):
-        if all(label == IGNORED for label in np.ravel(row)[1:].tolist()):
-            found, first = found + 1, first or number
-    return found, first
+    learned = (np.ravel(row)[1:] for row in labels)
+    return [index for index, label in enumerate(learned) if label.size and (label == IGNORED).all()]
 
 
 def _problem(row: Mapping[str, Any], vocabulary: int, labels: bool) -> str | None:

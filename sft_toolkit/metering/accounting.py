@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -205,3 +206,10 @@ class EvalMeter:
     def loss_by_part(self, reduce: Reduce) -> dict[str, float | None]:
         """The loss of each part; the parts are the same on all ranks."""
         return {name: part.means(reduce)["loss"] for name, part in self._parts.items()}
+
+
+def mean_eval_loss(metrics: Mapping[str, float]) -> float:
+    """`eval_loss`; where several held-out sets were evaluated by name, the mean of theirs."""
+    if "eval_loss" in metrics:
+        return metrics["eval_loss"]
+    return fmean(value for name, value in metrics.items() if name.startswith("eval_") and name.endswith("_loss"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any
@@ -10,18 +9,15 @@ from typing import Any
 from datasets import Dataset
 
 from sft_toolkit.errors import ConfigError, DataError
-from sft_toolkit.loss import IGNORE_INDEX
 from sft_toolkit.model.modules import without_adapter
 from sft_toolkit.training.data_intake import EVAL, TRAIN, columns_of, is_ours
 from sft_toolkit.training_args import SFTArguments
-
-logger = logging.getLogger(__name__)
 
 
 def check_data(
     train_dataset: Any, eval_dataset: Any, model: Any, args: Any, compute_loss_func: Any, *, collates: bool
 ) -> None:
-    """The data sets that a trainer is built with: that the model can read them, and that there is something to learn.
+    """The data sets that a trainer is built with: that the model can read them.
 
     Args:
         args: with a plain `TrainingArguments`, ids are all that is looked at.
@@ -39,8 +35,6 @@ def check_data(
         if labels and collates:
             _check_columns(dataset, model, name)
         check_ids(dataset, model, name, labels)
-    if labels and collates and _predicts_tokens(model):
-        _check_supervised(train_dataset, TRAIN)
 
 
 def _check_columns(dataset: Any, model: Any, name: str) -> None:
@@ -64,22 +58,6 @@ def _check_columns(dataset: Any, model: Any, name: str) -> None:
             f"{name}: the rows have input_ids and no labels; add them (-100 where nothing is learned; a copy of "
             "input_ids learns everything) or pass a data_collator that does"
         )
-
-
-def _check_supervised(dataset: Any, name: str) -> None:
-    if is_ours(dataset):
-        return  # unsupervised rows were dropped and counted, or the stream will do so
-    if isinstance(dataset, list | tuple | Dataset) and {"input_ids", "labels"} <= columns_of(dataset):
-        from sft_toolkit.data.token_rows import unsupervised_rows
-
-        rows, first = unsupervised_rows(dataset)
-        if rows == len(dataset):
-            raise DataError(f"{name}: there is nothing to learn, all labels of all {rows} rows are {IGNORE_INDEX}")
-        if rows:
-            logger.warning(
-                "%s: %d of %d rows have no supervised token (the first is row %d) and teach nothing",
-                name, rows, len(dataset), first,
-            )  # fmt: skip
 
 
 def check_ids(dataset: Any, model: Any, name: str, labels: bool) -> None:

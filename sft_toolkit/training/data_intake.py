@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
@@ -11,10 +12,13 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from sft_toolkit.data.collate import PackedCollator, PaddedCollator
+from sft_toolkit.data.conversation import IGNORED
 from sft_toolkit.data.loading import for_evaluation, for_training, seed_of
 from sft_toolkit.data.token_dataset import PackedDataset, RowsDataset, row_lengths
 from sft_toolkit.errors import ConfigError, DataError
 from sft_toolkit.training_args import SFTArguments
+
+logger = logging.getLogger(__name__)
 
 TRAIN, EVAL = "train_dataset", "eval_dataset"
 TOKEN_COLUMNS = frozenset({"input_ids", "labels", "attention_mask"})
@@ -58,7 +62,7 @@ def resolve_dataset(dataset: Any, args: Any, tokenizer: Any, name: str) -> Any:
     if isinstance(dataset, list | tuple):
         _refuse_mixed(dataset, "input_ids" in columns, name)
     if "input_ids" in columns:
-        return _arranged(dataset, args, name) if "labels" in columns else dataset
+        return _arranged(_with_labels(dataset, args, name), args, name) if "labels" in columns else dataset
     if not _is_text(first):
         return dataset
     return _tokenised(dataset, args, tokenizer, name, columns)
@@ -69,6 +73,27 @@ def _refuse_mixed(rows: list[Any] | tuple[Any, ...], are_tokens: bool, name: str
         if (isinstance(row, Mapping) and "input_ids" in row) is not are_tokens:
             first, this = ("tokens", "none") if are_tokens else ("no tokens", "some")
             raise DataError(f"{name}, row {number}: the rows before hold {first} (input_ids), and this one {this}")
+
+
+def _with_labels(dataset: Any, args: SFTArguments, name: str) -> Any:
+    """Token rows that teach something; an update of rows without a label would be 0 / 0."""
+    is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
+    if not isinstance(dataset, list | tuple | Dataset) or is_transformed or not _is_token_rows(dataset):
+        return dataset
+    from sft_toolkit.data.token_rows import unsupervised_rows
+
+    silent = unsupervised_rows(dataset)
+    if not silent:
+        return dataset
+    if len(silent) == len(dataset):
+        raise DataError(f"{name}: there is nothing to learn, all labels of all {len(dataset)} rows are {IGNORED}")
+    found = f"{len(silent)} of {len(dataset)} rows have no supervised token; the first is row {silent[0] + 1}"
+    if args.on_bad_row == "error":
+        raise DataError(f"{name}: {found}. on_bad_row='drop' leaves them out")
+    logger.warning("%s: %s. They are left out", name, found)
+    left_out = set(silent)
+    kept = [index for index in range(len(dataset)) if index not in left_out]
+    return dataset.select(kept) if isinstance(dataset, Dataset) else [dataset[index] for index in kept]
 
 
 def _tokenised(dataset: Any, args: SFTArguments, tokenizer: Any, name: str, columns: set[str]) -> Any:

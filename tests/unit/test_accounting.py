@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from sft_toolkit import SFTTrainer
 from sft_toolkit.loss.reduction import Totals, score
-from sft_toolkit.metering.accounting import EvalMeter, TokenMeter
+from sft_toolkit.metering.accounting import EvalMeter, TokenMeter, mean_eval_loss
 from sft_toolkit.metering.step_times import PHASES, StepTimes
 from sft_toolkit.metering.utilisation import flops_per_token, peak_flops, utilisation_of
 from tests.architectures import build
@@ -237,3 +237,8 @@ def test_the_document_names_every_key_that_is_logged(tmp_path: Path) -> None:
     logged_keys = {key for entry in trainer.state.log_history for key in entry}
     assert {"objective", "eval_token_accuracy", "other_seconds"} <= logged_keys
     assert {key for key in logged_keys if f"`{key}`" not in document} == set()
+
+
+def test_the_objective_of_a_search_is_the_eval_loss_or_the_mean_of_several() -> None:
+    assert mean_eval_loss({"eval_loss": 2.0, "eval_a_loss": 7.0, "eval_runtime": 1.0}) == 2.0
+    assert mean_eval_loss({"eval_a_loss": 3.0, "eval_b_loss": 4.0, "eval_a_runtime": 9.0, "epoch": 1.0}) == 3.5

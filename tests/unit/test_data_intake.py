@@ -183,10 +183,14 @@ def test_labels_that_teach_nothing_are_refused_or_counted(
     rows: Any = Dataset.from_list(silent) if as_dataset else silent
     message = "train_dataset: there is nothing to learn, all labels of all 2 rows are -100"
     assert refused(DataError, tmp_path, rows) == message
-    some = [token_row([5, 6]), *silent]
-    built(tmp_path, Dataset.from_list(some) if as_dataset else some)
-    warned = [r.getMessage() for r in caplog.records if "supervised" in r.getMessage()]
-    assert warned == ["train_dataset: 2 of 3 rows have no supervised token (the first is row 2) and teach nothing"]
+    assert refused(DataError, tmp_path, rows, packing=True) == message
+    some: Any = [token_row([5, 6]), *silent, token_row([7, 8])]
+    some = Dataset.from_list(some) if as_dataset else some
+    found = "train_dataset: 2 of 4 rows have no supervised token; the first is row 2."
+    assert refused(DataError, tmp_path, some) == f"{found} on_bad_row='drop' leaves them out"
+    trainer = built(tmp_path, some, on_bad_row="drop")
+    assert [row["input_ids"] for row in cast(Any, trainer.train_dataset)] == [[5, 6], [7, 8]]
+    assert [r.getMessage() for r in caplog.records if "supervised" in r.getMessage()] == [f"{found} They are left out"]
 
 
 @pytest.mark.parametrize(
