@@ -41,6 +41,7 @@ VALID: dict[str, Any] = {
     "callbacks": ["curve", {"progress": {}}],
     "evaluation": {"generate": 2, "metrics": ["exact_match"]},
 }
+SEARCH = {"sweep": {"search": {"training.learning_rate": [1e-4, 1e-3]}}}
 JUNK: list[Any] = [
     None, True, False, 0, -1, 1, 3.5, 1e308, -(10**30), "", "x", "none", "auto", "5e-5", "a.b", "os.nope", "/",
     "*.jsonl", "~0", [], [[]], [None], ["x", 1], {}, {"x": 1}, {"": {"": None}}, {"name": {"option": 1}},
@@ -136,7 +137,7 @@ def test_every_key_with_odd_values(folder: Path, section: str) -> None:
     odd: list[Any] = [None, -1, 0.5, "x", {"x": 1}]
     for key in section_keys(section):
         for value in odd:
-            document = copy.deepcopy(VALID)
+            document = copy.deepcopy({**VALID, **SEARCH} if section == "sweep" else VALID)
             document[section][key] = value
             found = refusals(document)
             assert not found or any(key in problem.lower() or section in problem for problem in found), (
