@@ -202,8 +202,8 @@ class TrainingExtras:
     lora_plus_ratio: float | None = knob(None, "LoRA+: B matrices learn this many times faster; 16 fits.", minimum=0.0)
     loss: Named = knob(
         "nll",
-        "What is optimised: nll, label_smoothing, focal, dft, a registered name, or the dotted path of a function of "
-        "(logits, targets, weights); {name: {option: value}} as well. The logged `loss` stays the NLL; this stands "
+        "What is optimised: nll, label_smoothing (share: 0.1), focal (gamma: 2), dft, a registered name, or the dotted "
+        "path of a function of (logits, targets, weights); {name: {option: value}} as well. The logged `loss` stays the NLL; this stands "
         "beside it as `objective`.",
         kind="loss",
     )
