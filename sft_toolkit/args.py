@@ -203,8 +203,8 @@ class TrainingExtras:
     loss: Named = knob(
         "nll",
         "What is optimised: nll, label_smoothing (share: 0.1), focal (gamma: 2), dft, a registered name, or the dotted "
-        "path of a function of (logits, targets, weights); {name: {option: value}} as well. The logged `loss` stays the NLL; this stands "
-        "beside it as `objective`.",
+        "path of a function of (logits, targets, weights); {name: {option: value}} as well. The logged `loss` stays "
+        "the NLL; this stands beside it as `objective`.",
         kind="loss",
     )
     loss_chunk: int | None = knob(
