@@ -69,20 +69,25 @@ class SourceTokenizer:
         Raises:
             DataError: a bad row with `on_bad_row: error`, or a long one with `too_long: error`; names file and row.
         """
+        unread = iter(rows)
+        while pending := self._some(unread):
+            yield self._encode(pending)
+
+    def _some(self, unread: Iterator[RawRow]) -> list[_Pending]:
+        """The rows of the next batch; none at the end."""
         pending: list[_Pending] = []
         characters = 0
-        for raw in rows:
-            self.tally.rows_read += 1
-            read = self._read(raw)
-            if read is None:
-                continue
-            pending.append(read)
-            characters += _size(read.example)
-            if len(pending) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
-                yield self._encode(pending)
-                pending, characters = [], 0
-        if pending:
-            yield self._encode(pending)
+        with _no_garbage_collection():
+            for raw in unread:
+                self.tally.rows_read += 1
+                read = self._read(raw)
+                if read is None:
+                    continue
+                pending.append(read)
+                characters += _size(read.example)
+                if len(pending) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
+                    break
+        return pending
 
     def _read(self, raw: RawRow) -> _Pending | None:
         reason = raw.error
