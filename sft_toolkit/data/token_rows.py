@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,21 @@ def check_token_rows(rows: Dataset | Sequence[Mapping[str, Any]], vocabulary: in
 
 def unsupervised_rows(rows: Dataset | Sequence[Mapping[str, Any]]) -> list[int]:
     """Indices of the rows of several tokens whose labels are all -100; a first label is never learned, and ignored."""
-    labels: Iterable[Any] = (row["labels"] for row in rows)
-    if isinstance(rows, Dataset):
-        batches = rows.select_columns(["labels"]).with_format("arrow").iter(batch_size=_BATCH_ROWS)
-        labels = (row for table in batches for row in table["labels"].to_pylist())
-    learned = (np.ravel(row)[1:] for row in labels)
-    return [index for index, label in enumerate(learned) if label.size and (label == IGNORED).all()]
+    if not isinstance(rows, Dataset):
+        learned = (np.ravel(row["labels"])[1:] for row in rows)
+        return [index for index, labels in enumerate(learned) if labels.size and (labels == IGNORED).all()]
+    found: list[int] = []
+    number = 0
+    for table in rows.select_columns(["labels"]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        labels = table["labels"].combine_chunks()
+        lengths = pc.fill_null(pc.list_value_length(labels), 0).to_numpy()
+        ends = np.cumsum(lengths)
+        # Labels that count, summed up to each place; the difference between two places is what a row has.
+        sums = np.concatenate([[0], np.cumsum(pc.list_flatten(labels).to_numpy(zero_copy_only=False) != IGNORED)])
+        count = sums[ends] - sums[np.minimum(ends - lengths + 1, ends)]
+        found += (number + np.flatnonzero((lengths > 1) & (count == 0))).tolist()
+        number += len(labels)
+    return found
 
 
 def _problem(row: Mapping[str, Any], vocabulary: int, labels: bool) -> str | None:

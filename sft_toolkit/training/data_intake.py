@@ -46,7 +46,7 @@ def resolve_dataset(dataset: Any, args: Any, tokenizer: Any, name: str) -> Any:
             f"{name} is {_called(dataset)} ({str(dataset)!r}), {EXPECTED}. A file is read by `data.train` of a YAML "
             f"or by datasets.load_dataset('json', data_files={str(dataset)!r}, split='train')"
         )
-    if dataset is None or isinstance(dataset, RowsDataset | PackedDataset):
+    if dataset is None or is_ours(dataset):
         return dataset
     if isinstance(dataset, Iterator) and isinstance(args, SFTArguments):
         raise ConfigError(f"{name} is {_called(dataset)}, which ends after one pass, {EXPECTED}; list(...) makes one")
@@ -168,7 +168,7 @@ def _is_token_rows(dataset: Any) -> bool:
 
 def columns_of(dataset: Any) -> set[str]:
     """The columns of a data set, as far as they can be known without reading more than its first row."""
-    if dataset is None or isinstance(dataset, RowsDataset | PackedDataset):
+    if dataset is None or is_ours(dataset):
         return set()
     if getattr(dataset, "column_names", None):
         return set(dataset.column_names)
