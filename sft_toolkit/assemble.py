@@ -236,7 +236,10 @@ def build_model(config: RunConfig, args: SFTArguments, tokenizer: Any, prepared:
     new_ids = new_token_ids(model, tokenizer)  # before align, which gives them their rows
     for note in align(model, tokenizer, prepared.end_of_turn[1] if prepared.end_of_turn else None):
         logger.info("%s", note)
-    return model if config.lora is None else inject(model, config.lora, new_ids)
+    if config.lora is None:
+        return model
+    set_seed(args.seed)  # loading draws random numbers for new rows, and under ZeRO-3 other ones than in one process
+    return inject(model, config.lora, new_ids)
 
 
 def fit(config: RunConfig, trainer: SFTTrainer, callbacks: RunCallbacks, checkpoint: Path | None) -> RunResult:

@@ -47,8 +47,8 @@ def resolve_model(model: Any, args: Any, tokenizer: Any, peft_config: Any) -> tu
     """
     if isinstance(args, SFTArguments):
         start_engine(args, os.environ)  # ZeRO-3 takes the model apart while it is loaded
-    if (isinstance(model, str) or peft_config is not None) and hasattr(args, "seed"):
-        set_seed(args.seed)  # as Trainer does before model_init: an adapter starts from random values
+    if isinstance(model, str) and hasattr(args, "seed"):
+        set_seed(args.seed)  # as Trainer does before model_init: weights that the folder lacks are random
     if isinstance(model, str):
         from sft_toolkit.model.loading import load_model
 
@@ -60,6 +60,8 @@ def resolve_model(model: Any, args: Any, tokenizer: Any, peft_config: Any) -> tu
         _refuse_missing_rows(model, tokenizer)
         _agree(model, tokenizer)
     if model is not None:
+        if peft_config is not None and hasattr(args, "seed"):
+            set_seed(args.seed)  # whatever loading has drawn, which under ZeRO-3 is something else
         model = _adapted(model, args, peft_config)
     if isinstance(args, SFTArguments):
         _checkpoint_only_where_it_can(model, args)

@@ -10,9 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
 
 from sft_toolkit import ConfigError, DataError, SFTTrainer
+from sft_toolkit.args import LoraArguments
 from tests.tiny import chat, supervised_text, tiny_model, tiny_tokenizer
 from tests.training import largest_difference, logged, lora, rows_with_labels, sgd_arguments, trained
 
@@ -316,3 +318,20 @@ def test_a_model_is_named_by_a_path_object_too(tmp_path: Path) -> None:
     rows = [{"messages": chat("a", "b")}]
     trainer = SFTTrainer(tmp_path / "model", sgd_arguments(tmp_path / "out"), train_dataset=rows)  # type: ignore[arg-type]
     assert cast(Any, trainer.processing_class).get_vocab() == tiny_tokenizer().get_vocab()
+
+
+def test_an_adapter_starts_from_the_same_values_whatever_loading_drew(tmp_path: Path) -> None:
+    starts = []
+    for lacking in (None, "model.layers.0.mlp.up_proj.weight"):
+        folder = tmp_path / str(lacking)
+        tiny_model().save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
+        weights = load_file(folder / "model.safetensors")
+        save_file({k: v for k, v in weights.items() if k != lacking}, folder / "model.safetensors", {"format": "pt"})
+        rows = [{"messages": chat("a", "b")}]
+        args = sgd_arguments(tmp_path / "out")
+        trainer = SFTTrainer(str(folder), args, None, rows, peft_config=LoraArguments(r=2))
+        starts.append({k: v for k, v in cast(Any, trainer.model).state_dict().items() if "lora_A" in k})
+    assert starts[0].keys() == starts[1].keys()
+    assert len(starts[0]) > 0
+    assert all(torch.equal(starts[0][name], starts[1][name]) for name in starts[0])
