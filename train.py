@@ -5,7 +5,7 @@ Everything is in the configuration; `sft_toolkit/assemble.py` is the table of co
 
 import sys
 
-from sft_toolkit.cli import main
+from sft_toolkit.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    program(["train", *sys.argv[1:]])

@@ -1,8 +1,6 @@
 """`python -m sft_toolkit` is the console script `sft-toolkit`."""
 
-import sys
-
-from sft_toolkit.cli import main
+from sft_toolkit.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

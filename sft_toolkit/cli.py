@@ -12,10 +12,11 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from sft_toolkit._version import __version__
 from sft_toolkit.engines.early_warning import early_warning_noted
+from sft_toolkit.engines.ending import run_program
 from sft_toolkit.engines.launch import launch_problems, read_launch
 from sft_toolkit.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingDivergedError
 from sft_toolkit.phases import phase_of, traceback_of, user_code_of
@@ -27,6 +28,11 @@ EXIT_CODES = """exit codes:
   1  a failure while running
   2  the configuration or the data is wrong; nothing was trained
   130, 143  stopped by Ctrl-C or SIGTERM, after saving a checkpoint"""
+
+
+def program(argv: Sequence[str] | None = None) -> NoReturn:
+    """`main` as a whole program: exits with its code."""
+    run_program(lambda: main(argv))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -47,6 +47,7 @@ LAW: dict[str, set[str]] = {
     "training_args": {"engines.deepspeed_config", "engines.distributed", "engines.environment", "precision"},
     # engines
     "engines.launch": set(),
+    "engines.ending": {"engines.launch"},
     "engines.wrapped": set(),
     "engines.experts": set(),
     "engines.deepspeed_rules": set(),

@@ -7,7 +7,6 @@ for arguments built in Python (`start_problems`); `engagement.py` compares what 
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
@@ -248,14 +247,11 @@ def join_after_restart(on_cpu: bool, backend: str | None, seconds: int, env: Map
 def leave_process_group() -> None:
     """End the group of a process that is done; for the end of a program, since a later run of the process needs it.
 
-    Left to the interpreter's exit, threads of gloo that still wait end the process with SIGABRT now and then
-    ("terminate called without an active exception"), after everything is done and saved. An engine's reference cycle
-    keeps its groups beyond that, hence the collection (once seen in some hundred launches).
+    NCCL complains of a group that is left to the exit. The threads of gloo outlive it: `engines/ending.py`.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-        gc.collect()
 
 
 def refuse_missing_device(args: TrainingArguments, env: Mapping[str, str]) -> None:

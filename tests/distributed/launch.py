@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 
 from sft_toolkit.engines.distributed import leave_process_group
+from sft_toolkit.engines.ending import run_program
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXTENSIONS = ROOT / ".cache" / "torch_extensions"
@@ -170,12 +171,13 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-def _run_worker(worker: str, arguments: str) -> None:
+def _run_worker(worker: str, arguments: str) -> int:
     module, function = worker.split(":")
     returned = getattr(importlib.import_module(module), function)(**json.loads(arguments))
     Path(os.environ[RESULTS], f"{os.environ['RANK']}.json").write_text(json.dumps(returned), encoding="utf-8")
     leave_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    _run_worker(sys.argv[1], sys.argv[2])
+    run_program(lambda: _run_worker(sys.argv[1], sys.argv[2]))

@@ -161,12 +161,7 @@ def _model(model: Any, adapter: bool) -> Any:
 
 def run_layouts(folder: str, model_dir: str, names: list[str]) -> dict[str, Any]:
     """In every rank: train the layouts one after the other; the first rank writes the weights to `folder`."""
-    found = {str(layout): run_layout(layout, folder, model_dir) for layout in LAYOUTS if str(layout) in names}
-    if torch.distributed.is_initialized():
-        # A rank that exits while the other still uses the group may end in std::terminate.
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-    return found
+    return {str(layout): run_layout(layout, folder, model_dir) for layout in LAYOUTS if str(layout) in names}
 
 
 def run_layout(layout: Layout, folder: str, model_dir: str) -> dict[str, Any]:
